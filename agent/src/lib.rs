@@ -1,0 +1,1 @@
+//! Slipway node agent.

@@ -1,0 +1,2 @@
+//! The os-agent program.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The imgbuild program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! A pure model of grub.cfg's slot choice.
