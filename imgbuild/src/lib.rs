@@ -1,1 +1,4 @@
-//! Image builder.
+//! Slipway's image builder. See the README for the recipe format; `imgbuild --help` for commands.
+
+pub mod error;
+pub mod progress;
