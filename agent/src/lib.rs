@@ -1,1 +1,6 @@
-//! Slipway node agent.
+//! Slipway's node agent, as a library: the binary, the end-to-end tests and the cluster tests share it.
+//!
+//! Decisions (`machine`, `slots`, `config`) are pure; `engine` alone performs their effects through `ports`.
+
+pub mod error;
+pub mod ports;

@@ -1,0 +1,234 @@
+//! The seams between decisions and the world. Real implementations live in `fetch`, `sys`, `slots`, `boot` and `health`;
+//! in-memory ones in `testing`.
+//!
+//! All of them are blocking: the engine calls them from its own worker thread, never from the async runtime.
+
+use crate::error::Result;
+use bytes::Bytes;
+use camino::Utf8PathBuf;
+use os_proto::env_block::Env;
+use os_proto::layout::Slot;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Asks running work to stop. Cloned freely; checked at least every 200 ms by anything that waits or loops.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Requests the stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a stop was requested.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// `Err(Cancelled)` once a stop was requested.
+    ///
+    /// # Errors
+    /// Code `Cancelled`.
+    pub fn check(&self) -> Result<()> {
+        if self.is_cancelled() {
+            return Err(crate::error::AgentError::new(
+                os_proto::codes::Code::Cancelled,
+                "the operation was cancelled",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Where a payload comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// http or https.
+    Url(String),
+    /// An absolute path on the node.
+    File(Utf8PathBuf),
+    /// The other slot, read back against its record.
+    Slot(Slot),
+}
+
+/// What to fetch and under which policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceRequest {
+    /// Where.
+    pub location: Location,
+    /// Plain http is permitted.
+    pub allow_http: bool,
+    /// Authority file that replaces the system's roots.
+    pub cacert: Option<Utf8PathBuf>,
+    /// Client certificate and key (PEM), re-read per connection.
+    pub client: Option<(Utf8PathBuf, Utf8PathBuf)>,
+    /// Bandwidth cap in bytes per second.
+    pub rate_bytes_per_sec: Option<u64>,
+    /// Never accept more bytes than this.
+    pub max_bytes: u64,
+}
+
+/// Told about things that a person wants to see while work goes on. Must be cheap and must not fail.
+pub trait Report: Send + Sync {
+    /// A named step begins: `fetch`, `read-back`, `inspect`.
+    fn step(&self, name: &'static str, total_bytes: Option<u64>);
+    /// `done` bytes of the current step.
+    fn done(&self, bytes: u64);
+    /// Why nothing moves ("server.example: connection refused, try 3 of 8 in 4 s"); `None` = moving again.
+    fn waiting(&self, why: Option<String>);
+}
+
+/// Opens payloads.
+pub trait Source: Send + Sync {
+    /// Opens a payload; retries as its policy says, reporting waits.
+    ///
+    /// # Errors
+    /// `FetchFailed`, `Redirect`, `HttpNotAllowed`, `ClockSuspect`, `Cancelled` …
+    fn open(
+        &self,
+        request: &SourceRequest,
+        cancel: &Cancel,
+        report: Arc<dyn Report>,
+    ) -> Result<Box<dyn Download>>;
+}
+
+/// An open payload: bytes in order, exactly once, resumed inside where the source can.
+pub trait Download: Send {
+    /// Total size in bytes, where the source says so.
+    fn total(&self) -> Option<u64>;
+    /// The next bytes (at most 1 MiB); `None` at the end. Blocks.
+    ///
+    /// # Errors
+    /// As [`Source::open`]; `SizeMismatch` when the end comes early or late against what the source promised.
+    fn next(&mut self) -> Result<Option<Bytes>>;
+    /// For messages: no userinfo, no query.
+    fn describe(&self) -> String;
+}
+
+/// An open slot or disk region. Offsets and lengths are bytes from its start; writes are whole logical blocks.
+pub trait SlotDevice: Send {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Logical block size in bytes: 512 or 4096.
+    fn block_size(&self) -> u32;
+    /// Writes `data` at `offset`.
+    ///
+    /// # Errors
+    /// `MediumCorrupt` or `Internal` with the device and offset.
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()>;
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    /// As [`SlotDevice::write_at`].
+    fn read_at(&mut self, offset: u64, buf: &mut [u8]) -> Result<()>;
+    /// Everything written so far is durable when this returns (fsync and device flush).
+    ///
+    /// # Errors
+    /// Any failure is fatal to the attempt.
+    fn flush(&mut self) -> Result<()>;
+    /// Drops cached pages, so that following reads come from the medium.
+    ///
+    /// # Errors
+    /// As [`SlotDevice::write_at`].
+    fn drop_cache(&mut self) -> Result<()>;
+    /// For messages: device or file path.
+    fn describe(&self) -> String;
+}
+
+/// Both environment copies as found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EnvCopies {
+    /// `env1`, or why it is not valid.
+    pub env1: std::result::Result<Env, String>,
+    /// `env2`, or why it is not valid.
+    pub env2: std::result::Result<Env, String>,
+}
+
+impl EnvCopies {
+    /// The copy that counts: `env1` where valid, else `env2` without its trial (no trial ever starts from `env2`).
+    pub fn effective(&self) -> Option<Env> {
+        match (&self.env1, &self.env2) {
+            (Ok(e), _) => Some(*e),
+            (Err(_), Ok(e)) => Some(Env {
+                try_slot: None,
+                left: None,
+                ..*e
+            }),
+            (Err(_), Err(_)) => None,
+        }
+    }
+}
+
+/// What decides which slot boots next. One implementation for our disks, later one for KubeOS's.
+pub trait Bootloader: Send + Sync {
+    /// Reads both copies from the medium.
+    ///
+    /// # Errors
+    /// `StateBroken` when os-state is not where the layout says, `Internal` on I/O errors.
+    fn read(&self) -> Result<EnvCopies>;
+    /// Writes `env` to `env2`, flushes, then to `env1`, flushes, and reads both back. Each write is one whole 4 KiB cluster
+    /// in place. Generation and checksum are the caller's.
+    ///
+    /// # Errors
+    /// `EnvWriteFailed`, `StateBroken`.
+    fn write(&self, env: &Env) -> Result<()>;
+}
+
+/// Result of one health hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookOutcome {
+    /// File name.
+    pub name: String,
+    /// Exit status; `None` = timed out or killed by a signal.
+    pub exit: Option<i32>,
+    /// Tail of its output.
+    pub output: String,
+}
+
+/// Identity of a running system.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OsRelease {
+    /// PRETTY_NAME.
+    pub pretty_name: String,
+    /// VERSION_ID.
+    pub version_id: String,
+}
+
+/// The running system.
+pub trait Host: Send + Sync {
+    /// `/proc/sys/kernel/random/boot_id`.
+    fn boot_id(&self) -> String;
+    /// `/etc/machine-id`.
+    fn machine_id(&self) -> String;
+    /// `/proc/cmdline`.
+    fn cmdline(&self) -> String;
+    /// Identity of the running system.
+    fn os_release(&self) -> OsRelease;
+    /// Whether `boot-complete.target` is active.
+    fn boot_complete(&self) -> bool;
+    /// Runs every hook of the image and of the node in name order, each bounded by `timeout`.
+    fn run_hooks(&self, timeout: Duration) -> Vec<HookOutcome>;
+    /// kubelet's healthz: `None` when there is no kubelet to ask.
+    fn kubelet_healthy(&self) -> Option<bool>;
+    /// Asks the service manager for an orderly reboot; returns when the request was accepted.
+    ///
+    /// # Errors
+    /// `Internal` with the manager's answer.
+    fn reboot(&self) -> Result<()>;
+    /// Stops the early timer that ends a trial without the agent; a no-op where it does not run.
+    fn stop_trial_timer(&self);
+    /// Last kernel lines of a panic from pstore, where there is a record of the last boot.
+    fn panic_record(&self) -> Option<String>;
+}
+
+/// Time. The only place that decisions get it from.
+pub trait Clock: Send + Sync {
+    /// Wall clock, Unix seconds.
+    fn unix(&self) -> i64;
+    /// Monotonic time since some fixed point of this boot, including suspend.
+    fn monotonic(&self) -> Duration;
+    /// Waits, at most 200 ms late after a cancel.
+    fn sleep(&self, span: Duration, cancel: &Cancel);
+}
