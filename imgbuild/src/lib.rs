@@ -2,3 +2,5 @@
 
 pub mod error;
 pub mod progress;
+pub mod recipe;
+pub mod suggest;

@@ -1,0 +1,72 @@
+//! Reads a recipe from disk and checks the files that it names. The only I/O of this module.
+
+use super::{PathRef, Recipe, Want};
+use crate::error::{BuildError, Kind};
+use camino::Utf8Path;
+use std::io;
+
+impl Recipe {
+    /// Reads and parses a recipe and checks that the files it names are there.
+    ///
+    /// # Errors
+    /// Every error of the file at once.
+    pub fn load(file: &Utf8Path) -> Result<Recipe, Vec<BuildError>> {
+        let text = match fs_err::read(file) {
+            Ok(bytes) => String::from_utf8(bytes).map_err(|e| {
+                let at = e.utf8_error().valid_up_to();
+                vec![BuildError::new(
+                    Kind::Input,
+                    "CFG002",
+                    format!("{file}: not UTF-8 text (first wrong byte at {at})"),
+                )]
+            })?,
+            Err(e) => {
+                return Err(vec![BuildError::new(
+                    Kind::Input,
+                    "CFG001",
+                    format!("{file}: {}", reason(&e)),
+                )]);
+            }
+        };
+        let recipe = Recipe::parse(&text, file)?;
+        let errors: Vec<BuildError> = recipe.paths.iter().filter_map(check).collect();
+        if errors.is_empty() {
+            Ok(recipe)
+        } else {
+            Err(errors)
+        }
+    }
+}
+
+/// The system's words for an error, without our path and "os error".
+fn reason(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::NotFound => "No such file or directory".to_owned(),
+        io::ErrorKind::PermissionDenied => "Permission denied".to_owned(),
+        io::ErrorKind::IsADirectory => "Is a directory".to_owned(),
+        _ => e.to_string(),
+    }
+}
+
+fn check(p: &PathRef) -> Option<BuildError> {
+    let code = match p.want {
+        Want::Key => "SIG002",
+        Want::RepoFile => "REPO001",
+        Want::File | Want::Dir | Want::Any => "CFG010",
+    };
+    let wrong = |what: &str| {
+        let m = format!("{}: {} {:?}: {what}", p.at, p.key, p.path.as_str());
+        Some(BuildError::new(Kind::Input, code, m))
+    };
+    let meta = match fs_err::metadata(&p.path) {
+        Ok(m) => m,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return wrong("not found"),
+        Err(e) => return wrong(&reason(&e)),
+    };
+    match p.want {
+        Want::Dir if !meta.is_dir() => wrong("expected a directory, found a file"),
+        Want::File | Want::Key | Want::RepoFile if !meta.is_file() => wrong("expected a file"),
+        Want::Key | Want::RepoFile if meta.len() == 0 => wrong("is empty"),
+        _ => None,
+    }
+}
