@@ -1,5 +1,6 @@
 //! Slipway's image builder. See the README for the recipe format; `imgbuild --help` for commands.
 
+pub mod boot;
 pub mod error;
 pub mod progress;
 pub mod recipe;

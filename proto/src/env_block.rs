@@ -180,27 +180,81 @@ impl Env {
     }
 }
 
-/// The value of `key` in a block, as GRUB reads it: `\\` escapes the next character, a line ends at LF, lines that start
-/// with `#` are comments, the last one of a repeated key counts.
+/// The variables of a block in GRUB's reading: what `load_env` would set, in order, the last one of a name counts.
+///
+/// GRUB reads more than lines of `name=value`: a backslash takes the next byte as it is, line breaks included; a line
+/// without `=` becomes part of the next name; a name or value ends at a NUL; a last line without LF is ignored.
+pub fn variables(block: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut out = Vec::new();
+    // GRUB wants one byte more than the signature.
+    let Some(body) = block
+        .strip_prefix(SIGNATURE)
+        .filter(|_| block.len() > SIGNATURE.len())
+    else {
+        return out;
+    };
+    let c_string = |b: &[u8]| b.split(|c| *c == 0).next().unwrap_or_default().to_vec();
+    let mut rest = body;
+    loop {
+        if rest.first() == Some(&b'#') {
+            let Some(end) = line_end(rest) else { break };
+            rest = rest.get(end + 1..).unwrap_or_default();
+            continue;
+        }
+        let Some(eq) = rest.iter().position(|b| *b == b'=') else {
+            break;
+        };
+        let (name, value) = (
+            rest.get(..eq).unwrap_or_default(),
+            rest.get(eq + 1..).unwrap_or_default(),
+        );
+        let Some(end) = line_end(value) else { break };
+        let mut plain = Vec::with_capacity(end);
+        let mut it = value.iter().take(end);
+        while let Some(b) = it.next() {
+            plain.push(if *b == b'\\' { *it.next().unwrap_or(b) } else { *b });
+        }
+        out.push((c_string(name), c_string(&plain)));
+        rest = value.get(end + 1..).unwrap_or_default();
+    }
+    out
+}
+
+/// Position of the LF that ends a line, escapes skipped.
+fn line_end(b: &[u8]) -> Option<usize> {
+    let mut i = 0;
+    loop {
+        match b.get(i)? {
+            b'\n' => return Some(i),
+            b'\\' => i += 2,
+            _ => i += 1,
+        }
+    }
+}
+
+/// The value of `key` in a block, as GRUB reads it, see [`variables`].
 pub fn value(block: &[u8], key: &str) -> Option<String> {
-    let body = block.strip_prefix(SIGNATURE)?;
-    body.split(|b| *b == b'\n')
-        .filter(|l| l.first() != Some(&b'#'))
-        .filter_map(|l| {
-            let eq = l.iter().position(|b| *b == b'=')?;
-            (l.get(..eq)? == key.as_bytes())
-                .then(|| l.get(eq + 1..))
-                .flatten()
-        })
-        .next_back()
-        .map(|v| {
-            let mut out = Vec::with_capacity(v.len());
-            let mut it = v.iter();
-            while let Some(b) = it.next() {
-                out.push(if *b == b'\\' { *it.next().unwrap_or(b) } else { *b });
-            }
-            String::from_utf8_lossy(&out).into_owned()
-        })
+    variables(block)
+        .into_iter()
+        .rfind(|(name, _)| name == key.as_bytes())
+        .map(|(_, v)| String::from_utf8_lossy(&v).into_owned())
+}
+
+/// A block with one variable, of as many KiB as it needs; for files that GRUB only reads.
+pub fn single(key: &str, value: &str) -> Vec<u8> {
+    let mut out = SIGNATURE.to_vec();
+    out.extend(key.bytes());
+    out.push(b'=');
+    for b in value.bytes() {
+        if matches!(b, b'\\' | b'\n') {
+            out.push(b'\\');
+        }
+        out.push(b);
+    }
+    out.push(b'\n');
+    let size = out.len().next_multiple_of(1024);
+    out.resize(size, b'#');
+    out
 }
 
 #[cfg(test)]
@@ -252,6 +306,38 @@ mod tests {
         ));
         // A comment line that somebody's tool added is no damage.
         assert!(swap("cur=B", "# saved by hand\ncur=B").is_ok());
+    }
+
+    #[test]
+    fn grubs_reading_of_odd_blocks() {
+        let v = |body: &str, key: &str| value(&[SIGNATURE, body.as_bytes()].concat(), key);
+        assert_eq!(v("cur=A\ncur=B\n##", "cur").as_deref(), Some("B"));
+        assert_eq!(v("junk\ncur=A\n##", "cur"), None, "the name is \"junk LF cur\"");
+        assert_eq!(
+            v("\ncur=A\n##", "cur"),
+            None,
+            "an empty line belongs to the next name"
+        );
+        assert_eq!(v("# cur=B\ncur=A\n##", "cur").as_deref(), Some("A"));
+        assert_eq!(v("x=a\\\ncur=B\ncur=A\n##", "cur").as_deref(), Some("A"));
+        assert_eq!(
+            v("x=a\\\ncur=B\n##", "cur"),
+            None,
+            "an escaped line break does not end the value"
+        );
+        assert_eq!(v("cur=\\A\n##", "cur").as_deref(), Some("A"));
+        assert_eq!(v("cur=A\0z\n##", "cur").as_deref(), Some("A"));
+        assert_eq!(v("cur=A", "cur"), None, "the last line needs its LF");
+        assert_eq!(v("cur=A\r\n", "cur").as_deref(), Some("A\r"));
+    }
+
+    #[test]
+    fn one_variable_of_any_length_comes_back() {
+        for text in ["", "a b=c", "back\\slash", "two\nlines", &"x".repeat(3000)] {
+            let b = single("args", text);
+            assert_eq!(b.len() % 1024, 0);
+            assert_eq!(value(&b, "args").as_deref(), Some(text));
+        }
     }
 
     proptest! {
