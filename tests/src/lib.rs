@@ -1,1 +1,19 @@
-//! End-to-end harness.
+//! Slipway's fixture distribution, QEMU harness and the helpers of the end-to-end tests. Not published.
+//!
+//! End-to-end tests need root, QEMU and Debian packages: they run only with `SLIPWAY_E2E=1`, which `tests/run` sets after
+//! installing what is needed. Plain `cargo test` skips them and says so.
+// The harness is not the product: it starts programs, reads clocks and writes scratch files directly.
+#![allow(clippy::disallowed_methods)]
+
+pub mod http;
+pub mod proc;
+pub mod vm;
+
+/// Whether end-to-end tests may run; prints why not.
+pub fn e2e(test: &str) -> bool {
+    let on = std::env::var_os("SLIPWAY_E2E").is_some_and(|v| v == "1");
+    if !on {
+        println!("skipped: {test} needs root, QEMU and Debian packages; `tests/run` runs it (SLIPWAY_E2E=1)");
+    }
+    on
+}
