@@ -3,4 +3,7 @@
 //! Decisions (`machine`, `slots`, `config`) are pure; `engine` alone performs their effects through `ports`.
 
 pub mod error;
+pub mod gpt_table;
 pub mod ports;
+pub mod slots;
+pub mod sys;

@@ -1,0 +1,500 @@
+//! Block devices and disk image files as [`SlotDevice`], and the ioctls of the agent.
+//!
+//! Direct I/O where the medium takes it, so that a read comes from the medium and a write does not push other pages out of
+//! memory; where it is refused (EINVAL), buffered I/O whose write-back starts at once.
+
+use crate::error::{AgentError, Result};
+use crate::ports::SlotDevice;
+use crate::slots::{Identity, Region};
+use crate::sys::buf::{ALIGN, AlignedBuf};
+use crate::sys::discover;
+use crate::sys::holders::{self, Holder};
+use crate::sys::lock::FileLock;
+use crate::sys::mount::DevNo;
+use camino::{Utf8Path, Utf8PathBuf};
+use os_proto::codes::Code;
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::sync::Arc;
+
+/// Most bytes of one bounce copy.
+const BOUNCE: usize = 64 << 10;
+
+/// An open stretch of a block device or image file.
+#[derive(Debug)]
+pub struct BlockRegion {
+    file: File,
+    path: Utf8PathBuf,
+    name: String,
+    offset: u64,
+    size: u64,
+    sector_size: u32,
+    is_block: bool,
+    direct: bool,
+    bounce: Option<AlignedBuf>,
+    _lock: Option<Arc<FileLock>>,
+}
+
+/// Opens a slot for writing: exclusively, and only if it still is what discovery saw.
+///
+/// # Errors
+/// `SlotBusy` with the holder, `SlotIsActive`, `SlotContradiction`, `Internal`.
+pub fn open_slot(region: &Region) -> Result<Box<dyn SlotDevice>> {
+    let meta = std::fs::metadata(&region.path).map_err(|e| cannot_open(region, &e))?;
+    if !meta.file_type().is_block_device() {
+        let file = open(region, true, OFlags::empty())?;
+        let lock = FileLock::in_process(&file.0, &region.path).map_err(|e| match e.code {
+            Code::Busy => busy(region, "another os-agent works on this image file"),
+            _ => e,
+        })?;
+        return Ok(Box::new(BlockRegion::new(region, file, false, Some(lock))?));
+    }
+    let dev = DevNo::from_rdev(meta.rdev());
+    match holders::of(dev, &region.path) {
+        Some(Holder::Root) => {
+            return Err(AgentError::new(
+                Code::SlotIsActive,
+                format!("{} ({}) is the running root", region.path, region.name),
+            ));
+        }
+        Some(Holder::Other(who)) => return Err(busy(region, &who)),
+        None => {}
+    }
+    let file = open(region, true, OFlags::EXCL)?;
+    let dev = BlockRegion::new(region, file, true, None)?;
+    dev.recheck(region)?;
+    Ok(Box::new(dev))
+}
+
+/// Opens a region for reading only; others may use it too.
+///
+/// # Errors
+/// `Internal`.
+pub fn open_read(region: &Region) -> Result<Box<dyn SlotDevice>> {
+    let (file, direct) = open(region, false, OFlags::empty())?;
+    let block = is_block(&file);
+    Ok(Box::new(BlockRegion::new(region, (file, direct), block, None)?))
+}
+
+/// Opens a region for reading and durable writes (each write is on the medium when it returns), under an exclusive lock.
+///
+/// # Errors
+/// `Busy` when another process holds the lock, `Internal`.
+pub fn open_durable(region: &Region) -> Result<BlockRegion> {
+    let file = open(region, true, OFlags::DSYNC)?;
+    let block = is_block(&file.0);
+    let lock = FileLock::in_process(&file.0, &region.path)?;
+    let dev = BlockRegion::new(region, file, block, Some(lock))?;
+    if block {
+        dev.recheck(region)?;
+    }
+    Ok(dev)
+}
+
+fn is_block(file: &File) -> bool {
+    file.metadata().is_ok_and(|m| m.file_type().is_block_device())
+}
+
+/// Opens with O_DIRECT, or without where the file system does not take it.
+fn open(region: &Region, write: bool, flags: OFlags) -> Result<(File, bool)> {
+    let with = |extra: OFlags| {
+        OpenOptions::new()
+            .read(true)
+            .write(write)
+            .custom_flags((flags | extra | OFlags::CLOEXEC).bits() as i32)
+            .open(&region.path)
+    };
+    let opened = match with(OFlags::DIRECT) {
+        Err(e) if Errno::from_io_error(&e) == Some(Errno::INVAL) => with(OFlags::empty()).map(|f| (f, false)),
+        other => other.map(|f| (f, true)),
+    };
+    opened.map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::BUSY) => busy(
+            region,
+            "another program has it open exclusively, or it or one of its partitions is mounted",
+        ),
+        _ => cannot_open(region, &e),
+    })
+}
+
+fn cannot_open(region: &Region, e: &std::io::Error) -> AgentError {
+    let code = if e.kind() == std::io::ErrorKind::PermissionDenied {
+        Code::NotPermitted
+    } else {
+        Code::Internal
+    };
+    AgentError::new(
+        code,
+        format!("{} ({}): cannot open: {e}", region.path, region.name),
+    )
+}
+
+fn busy(region: &Region, holder: &str) -> AgentError {
+    AgentError::new(
+        Code::SlotBusy,
+        format!(
+            "{} ({}) is in use: {holder}; release it and repeat",
+            region.path, region.name
+        ),
+    )
+}
+
+impl BlockRegion {
+    fn new(
+        region: &Region,
+        (file, direct): (File, bool),
+        is_block: bool,
+        lock: Option<Arc<FileLock>>,
+    ) -> Result<BlockRegion> {
+        let dev = BlockRegion {
+            file,
+            path: region.path.clone(),
+            name: region.name.clone(),
+            offset: region.offset,
+            size: region.size,
+            sector_size: region.sector_size,
+            is_block,
+            direct,
+            bounce: None,
+            _lock: lock,
+        };
+        let end = (&dev.file)
+            .seek(SeekFrom::End(0))
+            .map_err(|e| dev.fail("size", 0, &e))?;
+        let need = region.offset.saturating_add(region.size);
+        let whole = matches!(region.identity, Identity::Partition { .. });
+        if end < need || (whole && end != need) {
+            return Err(AgentError::new(
+                Code::SlotContradiction,
+                format!(
+                    "{} ({}) has {end} bytes; the partition table says {need}",
+                    region.path, region.name
+                ),
+            ));
+        }
+        Ok(dev)
+    }
+
+    /// Checks on the open descriptor that this is still the partition that discovery saw.
+    fn recheck(&self, region: &Region) -> Result<()> {
+        let Identity::Partition {
+            dev,
+            part_uuid,
+            number,
+            start,
+            disk,
+        } = &region.identity
+        else {
+            return Ok(());
+        };
+        let changed = |what: String| {
+            AgentError::new(
+                Code::SlotContradiction,
+                format!(
+                    "{} ({}) changed since it was found: {what}",
+                    region.path, region.name
+                ),
+            )
+        };
+        let meta = self.file.metadata().map_err(|e| self.fail("stat", 0, &e))?;
+        let now = DevNo::from_rdev(meta.rdev());
+        if now != *dev {
+            return Err(changed(format!("device {now}, was {dev}")));
+        }
+        let sysfs = Utf8PathBuf::from(format!("/sys/dev/block/{dev}"));
+        let kernel_start = discover::number(&sysfs.join("start")).map(|n| n * 512);
+        if kernel_start != Some(*start) {
+            return Err(changed(format!("starts at {kernel_start:?}, was {start}")));
+        }
+        let disk_fact = discover::disk_at(disk)?;
+        let crate::slots::TableFact::Gpt { entries, .. } = &disk_fact.table else {
+            return Err(changed("the disk's partition table is gone".into()));
+        };
+        match entries.iter().find(|e| e.number == *number) {
+            Some(e) if e.part_uuid == *part_uuid && e.start == *start && e.size == region.size => Ok(()),
+            other => Err(changed(format!("its table entry is now {other:?}"))),
+        }
+    }
+
+    fn fail(&self, what: &str, at: u64, e: &std::io::Error) -> AgentError {
+        let code = match Errno::from_io_error(e) {
+            Some(Errno::IO | Errno::REMOTEIO | Errno::ILSEQ | Errno::NODATA) => Code::MediumCorrupt,
+            _ => Code::Internal,
+        };
+        AgentError::new(
+            code,
+            format!("{} ({}): {what} at byte {at}: {e}", self.path, self.name),
+        )
+    }
+
+    fn check_range(&self, at: u64, len: usize) -> Result<u64> {
+        match at.checked_add(len as u64) {
+            Some(end) if end <= self.size => Ok(self.offset + at),
+            _ => Err(AgentError::new(
+                Code::Internal,
+                format!(
+                    "{} ({}): {len} bytes at {at} lie outside its {} bytes",
+                    self.path, self.name, self.size
+                ),
+            )),
+        }
+    }
+
+    /// Goes on without direct I/O.
+    fn buffered(&mut self) -> std::io::Result<()> {
+        let flags = fcntl_getfl(self.file.as_fd())?;
+        fcntl_setfl(self.file.as_fd(), flags - OFlags::DIRECT)?;
+        self.direct = false;
+        Ok(())
+    }
+
+    fn write_all(&mut self, data: &[u8], at: u64) -> std::io::Result<()> {
+        match self.file.write_all_at(data, at) {
+            Err(e) if self.direct && Errno::from_io_error(&e) == Some(Errno::INVAL) => {
+                self.buffered()?;
+                self.file.write_all_at(data, at)?;
+            }
+            other => other?,
+        }
+        if !self.direct {
+            // Starts the write-back of these pages now, so that the final flush finds little left to do.
+            let _ = fadvise(
+                self.file.as_fd(),
+                at,
+                NonZeroU64::new(data.len() as u64),
+                Advice::DontNeed,
+            );
+        }
+        Ok(())
+    }
+
+    fn read_exact(&mut self, buf: &mut [u8], at: u64) -> std::io::Result<()> {
+        match self.file.read_exact_at(buf, at) {
+            Err(e) if self.direct && Errno::from_io_error(&e) == Some(Errno::INVAL) => {
+                self.buffered()?;
+                self.file.read_exact_at(buf, at)
+            }
+            other => other,
+        }
+    }
+
+    fn bounced(&mut self) -> AlignedBuf {
+        self.bounce.take().unwrap_or_else(|| AlignedBuf::zeroed(BOUNCE))
+    }
+
+    /// Reads anything through an aligned buffer.
+    fn read_bounced(&mut self, buf: &mut [u8], at: u64) -> std::io::Result<()> {
+        let mut bounce = self.bounced();
+        let mut done = 0usize;
+        let result = loop {
+            if done == buf.len() {
+                break Ok(());
+            }
+            let pos = at + done as u64;
+            let base = pos / ALIGN as u64 * ALIGN as u64;
+            let skip = (pos - base) as usize;
+            let want = (skip + buf.len() - done).next_multiple_of(ALIGN).min(BOUNCE);
+            // Never past the region, which ends on a whole block.
+            let room = usize::try_from(self.offset + self.size - base).unwrap_or(BOUNCE);
+            let want = want.min(room);
+            let Some(part) = bounce.get_mut(..want) else {
+                break Err(std::io::Error::other("bounce buffer"));
+            };
+            if let Err(e) = self.read_exact(part, base) {
+                break Err(e);
+            }
+            let n = (want - skip).min(buf.len() - done);
+            if let (Some(d), Some(s)) = (buf.get_mut(done..done + n), bounce.get(skip..skip + n)) {
+                d.copy_from_slice(s);
+            }
+            done += n;
+        };
+        self.bounce = Some(bounce);
+        result
+    }
+
+    fn write_bounced(&mut self, data: &[u8], at: u64) -> std::io::Result<()> {
+        let mut bounce = self.bounced();
+        let mut pos = at;
+        let mut result = Ok(());
+        for part in data.chunks(BOUNCE) {
+            if let Some(b) = bounce.get_mut(..part.len()) {
+                b.copy_from_slice(part);
+                result = self.write_all(b, pos);
+            }
+            if result.is_err() {
+                break;
+            }
+            pos += part.len() as u64;
+        }
+        self.bounce = Some(bounce);
+        result
+    }
+}
+
+fn aligned(buf: &[u8], at: u64) -> bool {
+    buf.as_ptr().align_offset(ALIGN) == 0
+        && buf.len().is_multiple_of(ALIGN)
+        && at.is_multiple_of(ALIGN as u64)
+}
+
+impl SlotDevice for BlockRegion {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn block_size(&self) -> u32 {
+        self.sector_size
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let at = self.check_range(offset, data.len())?;
+        let block = u64::from(self.sector_size);
+        if !offset.is_multiple_of(block) || !(data.len() as u64).is_multiple_of(block) {
+            return Err(AgentError::new(
+                Code::Internal,
+                format!(
+                    "{}: a write of {} bytes at {offset} is not whole blocks",
+                    self.path,
+                    data.len()
+                ),
+            ));
+        }
+        if aligned(data, at) || !self.direct {
+            self.write_all(data, at)
+        } else {
+            self.write_bounced(data, at)
+        }
+        .map_err(|e| self.fail("write", offset, &e))
+    }
+
+    fn read_at(&mut self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let at = self.check_range(offset, buf.len())?;
+        if aligned(buf, at) || !self.direct {
+            self.read_exact(buf, at)
+        } else {
+            self.read_bounced(buf, at)
+        }
+        .map_err(|e| self.fail("read", offset, &e))
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        // A size never changes here, so data alone matters; on a block device this is the device's cache flush too.
+        self.file.sync_data().map_err(|e| self.fail("flush", 0, &e))
+    }
+
+    fn drop_cache(&mut self) -> Result<()> {
+        if self.is_block {
+            // Without root the ioctl is refused; direct reads do not need it.
+            let dropped = ioctls::flush_buffers(&self.file);
+            if let (Err(e), false) = (&dropped, self.direct) {
+                return Err(self.fail("drop cache", 0, &(*e).into()));
+            }
+            return Ok(());
+        }
+        fadvise(
+            self.file.as_fd(),
+            self.offset,
+            NonZeroU64::new(self.size),
+            Advice::DontNeed,
+        )
+        .map_err(|e| self.fail("drop cache", 0, &e.into()))
+    }
+
+    fn describe(&self) -> String {
+        format!("{} ({})", self.path, self.name)
+    }
+}
+
+/// The ioctls that rustix has no safe wrapper for.
+pub mod ioctls {
+    #![allow(unsafe_code)] // ioctl(2) is a protocol with the kernel; each call states what it relies on.
+
+    use rustix::ioctl::{NoArg, Setter, ioctl, opcode};
+    use std::ffi::c_void;
+    use std::fs::File;
+
+    const BLKFLSBUF: rustix::ioctl::Opcode = opcode::none(0x12, 97);
+    const BLKPG: rustix::ioctl::Opcode = opcode::none(0x12, 105);
+    const EXT4_IOC_RESIZE_FS: rustix::ioctl::Opcode = opcode::write::<u64>(b'f', 16);
+    const BLKPG_RESIZE_PARTITION: i32 = 3;
+
+    /// Writes back and drops the cached pages of a block device.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn flush_buffers(disk: &File) -> rustix::io::Result<()> {
+        // SAFETY: BLKFLSBUF (linux/fs.h) takes no argument and touches no memory of ours.
+        unsafe { ioctl(disk, NoArg::<BLKFLSBUF>::new()) }
+    }
+
+    /// `struct blkpg_partition` of linux/blkpg.h.
+    #[repr(C)]
+    struct Partition {
+        start: i64,
+        length: i64,
+        pno: i32,
+        devname: [u8; 64],
+        volname: [u8; 64],
+    }
+
+    /// `struct blkpg_ioctl_arg` of linux/blkpg.h.
+    #[repr(C)]
+    struct BlkpgArg {
+        op: i32,
+        flags: i32,
+        datalen: i32,
+        data: *mut c_void,
+    }
+
+    /// Tells the kernel the new length of a partition, also while it is mounted. Bytes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn resize_partition(disk: &File, number: u32, start: u64, length: u64) -> rustix::io::Result<()> {
+        let inval = |_| rustix::io::Errno::INVAL;
+        let mut part = Partition {
+            start: i64::try_from(start).map_err(inval)?,
+            length: i64::try_from(length).map_err(inval)?,
+            pno: i32::try_from(number).map_err(inval)?,
+            devname: [0; 64],
+            volname: [0; 64],
+        };
+        let arg = BlkpgArg {
+            op: BLKPG_RESIZE_PARTITION,
+            flags: 0,
+            datalen: size_of::<Partition>() as i32,
+            data: (&raw mut part).cast(),
+        };
+        // SAFETY: BLKPG reads one blkpg_ioctl_arg and, through its pointer, one blkpg_partition; both live across the call
+        // and have the layout of linux/blkpg.h.
+        unsafe { ioctl(disk, Setter::<BLKPG, BlkpgArg>::new(arg)) }
+    }
+
+    /// Grows a mounted ext4 to `blocks` file system blocks.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn resize_ext4(mount: &File, blocks: u64) -> rustix::io::Result<()> {
+        // SAFETY: EXT4_IOC_RESIZE_FS (linux/ext4.h) reads one u64 that lives across the call.
+        unsafe { ioctl(mount, Setter::<EXT4_IOC_RESIZE_FS, u64>::new(blocks)) }
+    }
+}
+
+/// The size of a disk or image file in bytes.
+///
+/// # Errors
+/// `Internal`.
+pub fn size_of_disk(file: &File, path: &Utf8Path) -> Result<u64> {
+    let mut f: &File = file;
+    f.seek(SeekFrom::End(0))
+        .map_err(|e| AgentError::new(Code::Internal, format!("{path}: size: {e}")))
+}
+
+#[cfg(test)]
+mod tests;

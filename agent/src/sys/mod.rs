@@ -1,0 +1,9 @@
+//! The only syscalls and the only `Command` of the agent.
+
+pub mod atomic;
+pub mod block;
+pub mod buf;
+pub mod discover;
+pub mod holders;
+pub mod lock;
+pub mod mount;
