@@ -2,8 +2,13 @@
 //!
 //! Decisions (`machine`, `slots`, `config`) are pure; `engine` alone performs their effects through `ports`.
 
+pub mod boot;
 pub mod error;
 pub mod gpt_table;
+pub mod inspect;
+pub mod payload;
 pub mod ports;
 pub mod slots;
 pub mod sys;
+pub mod verify;
+pub mod write;

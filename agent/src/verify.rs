@@ -1,0 +1,72 @@
+//! What makes a payload authentic. [`Authentic`] is made here alone, and `write` takes nothing else.
+
+use crate::error::{AgentError, Result};
+use os_proto::codes::Code;
+use os_proto::digest::Sha256Digest;
+
+/// Something whose origin the node's policy accepts.
+///
+/// ```compile_fail
+/// use os_agent::verify::{Authentic, Opaque};
+/// // Only this module makes one:
+/// let forged = Authentic(Opaque { checksum: os_proto::digest::Sha256Digest([0; 32]) });
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Authentic<T>(T);
+
+impl<T> Authentic<T> {
+    /// What was accepted.
+    pub fn get(&self) -> &T {
+        &self.0
+    }
+}
+
+/// A payload without a signature of its own: the checksum that the caller gave is its identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opaque {
+    checksum: Sha256Digest,
+}
+
+impl Opaque {
+    /// SHA-256 of the payload file.
+    pub fn checksum(&self) -> Sha256Digest {
+        self.checksum
+    }
+}
+
+/// The node's rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Nothing without a trusted signature is installed.
+    pub require_signature: bool,
+}
+
+/// Accepts a payload by the checksum that the caller gave, where policy permits unsigned ones.
+///
+/// # Errors
+/// `SignatureMissing`.
+pub fn opaque(checksum: Sha256Digest, policy: &Policy) -> Result<Authentic<Opaque>> {
+    if policy.require_signature {
+        return Err(AgentError::new(
+            Code::SignatureMissing,
+            "this node requires a signature ([trust] require_signature) and a payload named by its checksum carries none; \
+             use a signed Slipway update",
+        ));
+    }
+    Ok(Authentic(Opaque { checksum }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checksum_suffices_only_where_policy_permits() {
+        let sum = Sha256Digest([7; 32]);
+        assert_eq!(opaque(sum, &Policy::default()).unwrap().get().checksum(), sum);
+        let strict = Policy {
+            require_signature: true,
+        };
+        assert_eq!(opaque(sum, &strict).unwrap_err().code, Code::SignatureMissing);
+    }
+}

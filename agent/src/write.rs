@@ -1,0 +1,342 @@
+//! One pass: fetch, unpack, hash and write overlap; then everything is read back from the medium. Yields [`Installed`].
+//!
+//! The first block of the file system, which makes it mountable, is zeroed before the first real write and written last, after
+//! the payload's checksum matched and everything else is durable.
+
+mod place;
+mod readback;
+
+use crate::error::{AgentError, Result};
+use crate::payload::{End, Payload};
+use crate::ports::{Cancel, Report, SlotDevice};
+use crate::slots::OpenSlot;
+use crate::sys::buf::{self, AlignedBuf};
+use crate::verify::{Authentic, Opaque};
+use os_proto::codes::Code;
+use os_proto::digest::Sha256Digest;
+use os_proto::layout::Slot;
+use place::Placer;
+use sha2::{Digest, Sha256};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Unit of the pipeline in bytes.
+pub const CHUNK: usize = 1 << 20;
+/// Slots are written in whole blocks of this size.
+pub const BLOCK: usize = 4096;
+
+/// Bounds of one installation.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Buffers of [`CHUNK`] bytes in the ring.
+    pub buffers: usize,
+    /// The device is flushed after so many bytes.
+    pub flush_every: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            buffers: 8,
+            flush_every: 64 << 20,
+        }
+    }
+}
+
+/// An image that was read back whole from the slot's medium and matched. Holds the slot open, so that nobody mounts it before
+/// it is armed. Neither cloned nor stored: after a restart the slot is read back again.
+///
+/// ```compile_fail
+/// let installed: os_agent::write::Installed = unreachable!();
+/// let again = installed.clone(); // not Clone
+/// ```
+/// ```compile_fail
+/// let installed: os_agent::write::Installed = unreachable!();
+/// let text = serde_json::to_string(&installed); // not Serialize
+/// ```
+/// A payload that nobody vouched for is not written:
+/// ```compile_fail
+/// use os_agent::{payload::Payload, slots::OpenSlot, write};
+/// let (payload, slot): (Payload, OpenSlot) = unreachable!();
+/// let sum = os_proto::digest::Sha256Digest([0; 32]);
+/// write::install(payload, &sum, slot, &Default::default(), &Default::default(), unreachable!());
+/// ```
+/// Nor is anything written to a slot that is not an open inactive one:
+/// ```compile_fail
+/// use os_agent::{payload::Payload, slots::Layout, verify, write};
+/// let (payload, layout): (Payload, Layout) = unreachable!();
+/// let wanted = verify::opaque(unreachable!(), &Default::default()).unwrap();
+/// write::install(payload, &wanted, layout.running(), &Default::default(), &Default::default(), unreachable!());
+/// ```
+#[derive(Debug)]
+pub struct Installed {
+    slot: OpenSlot,
+    image_size: u64,
+    image_sha256: Sha256Digest,
+    payload_digest: Option<Sha256Digest>,
+    fetched: u64,
+    written: u64,
+    saved: u64,
+}
+
+impl Installed {
+    /// Which slot.
+    pub fn slot(&self) -> Slot {
+        self.slot.slot()
+    }
+
+    /// Size of the image in bytes.
+    pub fn image_size(&self) -> u64 {
+        self.image_size
+    }
+
+    /// Hash of the image's bytes on the medium.
+    pub fn image_sha256(&self) -> Sha256Digest {
+        self.image_sha256
+    }
+
+    /// Checksum of the payload file that it came from.
+    pub fn payload_digest(&self) -> Option<Sha256Digest> {
+        self.payload_digest
+    }
+
+    /// Bytes of the payload file that were fetched.
+    pub fn fetched(&self) -> u64 {
+        self.fetched
+    }
+
+    /// Bytes that were written to the slot.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Bytes that needed no writing: they stood there already.
+    pub fn saved(&self) -> u64 {
+        self.saved
+    }
+
+    /// The open slot, for `inspect` alone.
+    pub(crate) fn open_slot(&self) -> &OpenSlot {
+        &self.slot
+    }
+}
+
+/// One piece of the image on its way.
+struct Chunk {
+    index: u64,
+    buf: AlignedBuf,
+    /// Bytes of the image in it.
+    len: usize,
+    /// Only zeros.
+    zero: bool,
+}
+
+impl Chunk {
+    fn offset(&self) -> u64 {
+        self.index * CHUNK as u64
+    }
+
+    /// The image's bytes padded with zeros to a whole block.
+    fn blocks(&self) -> &[u8] {
+        self.buf
+            .get(..self.len.next_multiple_of(BLOCK))
+            .unwrap_or_default()
+    }
+}
+
+/// What the hashing thread knows at the end.
+struct Hashed {
+    sha256: Sha256Digest,
+    size: u64,
+    sums: Vec<u32>,
+}
+
+/// Writes a payload to a slot and reads it back.
+///
+/// # Errors
+/// The download's and the payload's; `SlotTooSmall`, `SizeMismatch`, `ChecksumMismatch`, `MediumCorrupt`, `Cancelled`,
+/// `Internal`. The slot then holds nothing mountable, unless it was left as it was.
+pub fn install(
+    payload: Payload,
+    wanted: &Authentic<Opaque>,
+    slot: OpenSlot,
+    limits: &Limits,
+    cancel: &Cancel,
+    report: &Arc<dyn Report>,
+) -> Result<Installed> {
+    let wanted = wanted.get().checksum();
+    let name = payload.describe().to_owned();
+    let fs_bytes = payload.fs_bytes();
+    report.step("fetch", payload.total());
+
+    let ring = limits.buffers.clamp(3, 16);
+    let (free_in, free_out) = sync_channel(ring);
+    for _ in 0..ring {
+        let _ = free_in.send(AlignedBuf::zeroed(CHUNK));
+    }
+    let (unpacked_in, unpacked_out) = sync_channel(ring);
+    let (hashed_in, hashed_out) = sync_channel(ring);
+    let unpacking = spawn_unpack(payload, slot.size(), free_out, unpacked_in, Arc::clone(report));
+    let hashing = std::thread::spawn(move || hash(&unpacked_out, &hashed_in));
+
+    let (image, end, sums, written, saved) = {
+        let mut device = lock(&slot);
+        let mut placer = Placer::new(&mut **device, limits.flush_every);
+        for chunk in hashed_out {
+            cancel.check()?;
+            if let Some(back) = placer.put(chunk)? {
+                let _ = free_in.send(back.buf);
+            }
+        }
+        // The channel closed: both threads are done, well or not.
+        let end = join(unpacking)??;
+        let hashed = join(hashing)?;
+        cancel.check()?;
+        check(&name, fs_bytes, &hashed, &end, wanted)?;
+        placer.finish()?;
+        let (written, saved) = placer.counts();
+        ((hashed.size, hashed.sha256), end, hashed.sums, written, saved)
+    };
+    readback::read_back(&slot, image.0, image.1, Some(&sums), ring, cancel, report)?;
+    Ok(Installed {
+        slot,
+        image_size: image.0,
+        image_sha256: image.1,
+        payload_digest: Some(wanted),
+        fetched: end.fetched,
+        written,
+        saved,
+    })
+}
+
+/// Proves that a slot holds an image, by reading it from the medium.
+///
+/// # Errors
+/// `ChecksumMismatch` when it holds something else, `SlotTooSmall` when it cannot hold it, `MediumCorrupt`, `Cancelled`.
+pub fn read_back(
+    slot: OpenSlot,
+    image_size: u64,
+    image_sha256: Sha256Digest,
+    payload_digest: Option<Sha256Digest>,
+    cancel: &Cancel,
+    report: &Arc<dyn Report>,
+) -> Result<Installed> {
+    if image_size > slot.size() {
+        return Err(too_small(slot.describe(), image_size, slot.size()));
+    }
+    let ring = Limits::default().buffers;
+    readback::read_back(&slot, image_size, image_sha256, None, ring, cancel, report)?;
+    Ok(Installed {
+        slot,
+        image_size,
+        image_sha256,
+        payload_digest,
+        fetched: 0,
+        written: 0,
+        saved: image_size,
+    })
+}
+
+/// Fills buffers from the payload. Its own thread: after an error elsewhere it ends with its next buffer, and until then it
+/// may wait for the network, which nobody needs to wait for.
+fn spawn_unpack(
+    mut payload: Payload,
+    slot_size: u64,
+    free: Receiver<AlignedBuf>,
+    out: SyncSender<Chunk>,
+    report: Arc<dyn Report>,
+) -> JoinHandle<Result<End>> {
+    std::thread::spawn(move || {
+        let mut size = 0u64;
+        for (index, mut buf) in (0u64..).zip(free) {
+            let len = payload.fill(&mut buf)?;
+            if len == 0 {
+                break;
+            }
+            size += len as u64;
+            if size > slot_size {
+                return Err(too_small(payload.describe(), size, slot_size));
+            }
+            if let Some(pad) = buf.get_mut(len..len.next_multiple_of(BLOCK)) {
+                pad.fill(0);
+            }
+            report.done(payload.fetched());
+            let chunk = Chunk {
+                index,
+                buf,
+                len,
+                zero: false,
+            };
+            if out.send(chunk).is_err() || len < CHUNK {
+                break;
+            }
+        }
+        payload.finish()
+    })
+}
+
+fn too_small(name: &str, size: u64, slot_size: u64) -> AgentError {
+    AgentError::new(
+        Code::SlotTooSmall,
+        format!("{name}: the image has at least {size} bytes, the slot has {slot_size}"),
+    )
+}
+
+fn hash(from: &Receiver<Chunk>, to: &SyncSender<Chunk>) -> Hashed {
+    let mut sha = Sha256::new();
+    let mut size = 0;
+    let mut sums = Vec::new();
+    for mut chunk in from {
+        sha.update(chunk.buf.get(..chunk.len).unwrap_or_default());
+        size += chunk.len as u64;
+        sums.push(crc32c::crc32c(chunk.blocks()));
+        chunk.zero = buf::is_zero(chunk.blocks());
+        if to.send(chunk).is_err() {
+            break;
+        }
+    }
+    Hashed {
+        sha256: Sha256Digest(sha.finalize().into()),
+        size,
+        sums,
+    }
+}
+
+/// Everything that must hold before the image becomes mountable.
+fn check(name: &str, fs_bytes: u64, image: &Hashed, end: &End, wanted: Sha256Digest) -> Result<()> {
+    if image.size < fs_bytes {
+        return Err(AgentError::new(
+            Code::SizeMismatch,
+            format!(
+                "{name}: {} bytes missing: its file system has {fs_bytes}, the image only {}",
+                fs_bytes - image.size,
+                image.size
+            ),
+        ));
+    }
+    let got = end.digest.unwrap_or(image.sha256);
+    if got != wanted {
+        return Err(AgentError::new(
+            Code::ChecksumMismatch,
+            format!(
+                "{name}: got SHA-256 {got}, wanted {wanted} ({} bytes)",
+                end.fetched
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn lock(slot: &OpenSlot) -> MutexGuard<'_, Box<dyn SlotDevice>> {
+    slot.device().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn join<T>(thread: JoinHandle<T>) -> Result<T> {
+    thread
+        .join()
+        .map_err(|_| AgentError::new(Code::Internal, "a thread of the write pipeline died"))
+}
+
+#[cfg(test)]
+mod tests;

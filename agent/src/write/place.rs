@@ -1,0 +1,127 @@
+//! Puts chunks in place: what stands there already is not written again, and the first block comes last.
+
+use super::{BLOCK, CHUNK, Chunk};
+use crate::error::Result;
+use crate::ports::SlotDevice;
+use crate::sys::buf::{self, AlignedBuf};
+
+/// Bytes at the start of the slot that are zeroed before the first real write: the boot block, the superblock and what
+/// follows, so that a half-written slot is never mountable.
+pub(super) const HEAD: usize = 64 << 10;
+/// After so many differing chunks in a row only every sixteenth is compared: the image is another one.
+const DIFFERING: u32 = 32;
+
+pub(super) struct Placer<'a> {
+    device: &'a mut dyn SlotDevice,
+    scratch: AlignedBuf,
+    first: Option<Chunk>,
+    head_zeroed: bool,
+    differing: u32,
+    since_flush: u64,
+    flush_every: u64,
+    written: u64,
+    saved: u64,
+}
+
+impl<'a> Placer<'a> {
+    pub(super) fn new(device: &'a mut dyn SlotDevice, flush_every: u64) -> Self {
+        Placer {
+            device,
+            scratch: AlignedBuf::zeroed(CHUNK),
+            first: None,
+            head_zeroed: false,
+            differing: 0,
+            since_flush: 0,
+            flush_every,
+            written: 0,
+            saved: 0,
+        }
+    }
+
+    /// Bytes written and bytes that needed no writing.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.written, self.saved)
+    }
+
+    /// Puts one chunk in place and gives it back; the first one is kept until [`Placer::finish`].
+    pub(super) fn put(&mut self, chunk: Chunk) -> Result<Option<Chunk>> {
+        if chunk.index == 0 {
+            self.first = Some(chunk);
+            return Ok(None);
+        }
+        let compare = chunk.zero || self.differing < DIFFERING || chunk.index.is_multiple_of(16);
+        if compare && self.stands_there(&chunk)? {
+            self.differing = 0;
+            self.saved += chunk.blocks().len() as u64;
+            return Ok(Some(chunk));
+        }
+        // Zeros say nothing about whether this image was here before.
+        if !chunk.zero {
+            self.differing = self.differing.saturating_add(1);
+        }
+        self.zero_head()?;
+        self.write(chunk.offset(), chunk.blocks())?;
+        Ok(Some(chunk))
+    }
+
+    /// Writes the first chunk, its first block last, each step durable before the next.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let Some(first) = self.first.take() else {
+            return Ok(());
+        };
+        let blocks = first.blocks();
+        if !self.head_zeroed && self.stands_there(&first)? {
+            self.saved += blocks.len() as u64;
+            // Perhaps of an attempt that was cut short before its flush.
+            return self.device.flush();
+        }
+        self.zero_head()?;
+        let (block, rest) = blocks.split_at(BLOCK.min(blocks.len()));
+        if !rest.is_empty() {
+            self.write(BLOCK as u64, rest)?;
+        }
+        self.flush()?;
+        self.write(0, block)?;
+        self.flush()
+    }
+
+    fn stands_there(&mut self, chunk: &Chunk) -> Result<bool> {
+        let n = chunk.blocks().len();
+        let Some(there) = self.scratch.get_mut(..n) else {
+            return Ok(false);
+        };
+        self.device.read_at(chunk.offset(), there)?;
+        Ok(if chunk.zero {
+            buf::is_zero(there)
+        } else {
+            there == chunk.blocks()
+        })
+    }
+
+    fn zero_head(&mut self) -> Result<()> {
+        if self.head_zeroed {
+            return Ok(());
+        }
+        let len = usize::try_from(self.device.size()).map_or(HEAD, |s| s.min(HEAD));
+        let zeros = AlignedBuf::zeroed(len);
+        self.write(0, &zeros)?;
+        self.flush()?;
+        self.head_zeroed = true;
+        Ok(())
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) -> Result<()> {
+        self.device.write_at(at, data)?;
+        self.written += data.len() as u64;
+        self.since_flush += data.len() as u64;
+        if self.since_flush >= self.flush_every {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.since_flush = 0;
+        self.device.flush()
+    }
+}

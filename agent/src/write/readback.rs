@@ -1,0 +1,97 @@
+//! Reads a whole image from the medium and compares.
+
+use super::{BLOCK, CHUNK, Chunk, join, lock};
+use crate::error::{AgentError, Result};
+use crate::ports::{Cancel, Report};
+use crate::slots::OpenSlot;
+use crate::sys::buf::AlignedBuf;
+use os_proto::codes::Code;
+use os_proto::digest::Sha256Digest;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+/// Reads `size` bytes and compares them with `wanted`; with `sums` of each chunk a difference is named where it is found.
+///
+/// # Errors
+/// With `sums` `MediumCorrupt`, without `ChecksumMismatch`; `Cancelled`; the device's.
+pub(super) fn read_back(
+    slot: &OpenSlot,
+    size: u64,
+    wanted: Sha256Digest,
+    sums: Option<&[u32]>,
+    ring: usize,
+    cancel: &Cancel,
+    report: &Arc<dyn Report>,
+) -> Result<()> {
+    report.step("read-back", Some(size));
+    let mut device = lock(slot);
+    device.drop_cache()?;
+    let (free_in, free_out) = sync_channel(ring);
+    for _ in 0..ring.min(4) {
+        let _ = free_in.send(AlignedBuf::zeroed(CHUNK));
+    }
+    let (read_in, read_out) = sync_channel::<Chunk>(ring);
+    let hashing = std::thread::spawn(move || {
+        let mut sha = Sha256::new();
+        for chunk in read_out {
+            sha.update(chunk.buf.get(..chunk.len).unwrap_or_default());
+            // The reader ends before this when it failed.
+            let _ = free_in.send(chunk.buf);
+        }
+        sha.finalize()
+    });
+    let mut at = 0u64;
+    for index in 0u64.. {
+        if at >= size {
+            break;
+        }
+        cancel.check()?;
+        let mut buf = free_out
+            .recv()
+            .map_err(|_| AgentError::new(Code::Internal, "the hashing thread died"))?;
+        let len = usize::try_from(size - at).map_or(CHUNK, |l| l.min(CHUNK));
+        let padded = len.next_multiple_of(BLOCK).min(CHUNK);
+        let part = buf.get_mut(..padded).unwrap_or_default();
+        device.read_at(at, part)?;
+        if let Some(sum) = sums.and_then(|s| s.get(usize::try_from(index).ok()?))
+            && crc32c::crc32c(part) != *sum
+        {
+            return Err(differs(&device.describe(), &format!("chunk {index} (byte {at})")));
+        }
+        at += len as u64;
+        report.done(at);
+        let chunk = Chunk {
+            index,
+            buf,
+            len,
+            zero: false,
+        };
+        if read_in.send(chunk).is_err() {
+            break;
+        }
+    }
+    drop(read_in);
+    let got = Sha256Digest(join(hashing)?.into());
+    if got == wanted {
+        return Ok(());
+    }
+    Err(if sums.is_some() {
+        differs(&device.describe(), "the image")
+    } else {
+        AgentError::new(
+            Code::ChecksumMismatch,
+            format!(
+                "{}: holds SHA-256 {got} in its first {size} bytes, expected {wanted}",
+                device.describe()
+            ),
+        )
+    })
+}
+
+fn differs(device: &str, what: &str) -> AgentError {
+    AgentError::new(
+        Code::MediumCorrupt,
+        format!("{device}: {what} reads back differently from what was written; the medium is failing"),
+    )
+}
