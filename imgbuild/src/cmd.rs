@@ -8,6 +8,7 @@
 pub mod chroot;
 pub mod sandbox;
 
+use crate::epoch::source_date_epoch;
 use crate::error::{BuildError, Kind, Result};
 use camino::{Utf8Path, Utf8PathBuf};
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
@@ -102,7 +103,7 @@ impl<'a> Cmd<'a> {
         self
     }
 
-    /// Sets a variable. `LC_ALL=C.UTF-8` and `TZ=UTC` are always set; `PATH`, `HOME`, `SOURCE_DATE_EPOCH` and the proxy
+    /// Sets a variable. `LC_ALL=C.UTF-8`, `TZ=UTC` and `SOURCE_DATE_EPOCH` are always set; `PATH`, `HOME` and the proxy
     /// variables are inherited; nothing else is.
     #[must_use]
     pub fn env(mut self, key: impl Into<String>, value: impl AsRef<OsStr>) -> Self {
@@ -277,6 +278,7 @@ impl<'a> Cmd<'a> {
             }
         }
         command.env("LC_ALL", "C.UTF-8").env("TZ", "UTC");
+        command.env("SOURCE_DATE_EPOCH", source_date_epoch().to_string());
         if self.chroot.is_some() {
             command.env("PATH", TREE_PATH).env("HOME", "/");
         }
@@ -357,10 +359,9 @@ impl<'a> Cmd<'a> {
 }
 
 /// Variables that programs get from our own environment.
-const INHERITED: [&str; 9] = [
+const INHERITED: [&str; 8] = [
     "PATH",
     "HOME",
-    "SOURCE_DATE_EPOCH",
     "http_proxy",
     "https_proxy",
     "no_proxy",

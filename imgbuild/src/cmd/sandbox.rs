@@ -46,6 +46,10 @@ pub enum Ended {
 /// `namespaces` needs root; without it the worker shares everything with its parent, but ends with it all the same.
 pub fn enter(namespaces: bool) -> Result<Entered> {
     let mark = std::env::var(MARK).unwrap_or_default();
+    if !mark.is_empty() {
+        // Modes of what we make must not depend on the user's shell.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    }
     match mark.split_once(':') {
         Some((PRIVATE, supervisor)) => {
             die_with(supervisor)?;
