@@ -4,7 +4,9 @@
 
 pub mod boot;
 pub mod error;
+pub mod fetch;
 pub mod gpt_table;
+pub mod grow_persist;
 pub mod inspect;
 pub mod payload;
 pub mod ports;

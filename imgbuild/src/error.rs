@@ -59,6 +59,32 @@ impl BuildError {
             message: message.into(),
         }
     }
+
+    /// An input or output error; `doing` names the act and the file, as in `writing x.img`.
+    pub fn io(doing: impl fmt::Display, e: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let full = matches!(
+            e.kind(),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge
+        );
+        let (kind, code) = if full {
+            (Kind::Space, "IO028")
+        } else {
+            (Kind::Build, "IO001")
+        };
+        // fs-err has put the path in front; the innermost error is what the system said.
+        let reason = match e.raw_os_error() {
+            Some(n) => without_number(&std::io::Error::from_raw_os_error(n)),
+            None => e.to_string(),
+        };
+        BuildError::new(kind, code, format!("{doing}: {reason}"))
+    }
+}
+
+/// The system's words, without "(os error N)".
+fn without_number(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
 impl fmt::Display for BuildError {
@@ -71,3 +97,36 @@ impl std::error::Error for BuildError {}
 
 /// Result of a build stage.
 pub type Result<T> = std::result::Result<T, BuildError>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_a_class_of_its_own() {
+        let e = BuildError::io("writing system.img", &std::io::Error::from_raw_os_error(28));
+        assert_eq!(
+            e.to_string(),
+            "error[IO028] writing system.img: No space left on device"
+        );
+        assert_eq!(e.kind.exit_code(), 6);
+        let e = BuildError::io("reading x", &std::io::Error::from_raw_os_error(13));
+        assert_eq!((e.kind, e.code), (Kind::Build, "IO001"));
+    }
+
+    #[test]
+    fn exit_codes_are_for_life() {
+        let all = [
+            Kind::Bug,
+            Kind::Input,
+            Kind::Space,
+            Kind::Build,
+            Kind::Trust,
+            Kind::Tools,
+            Kind::Locked,
+            Kind::Signal(2),
+            Kind::Signal(15),
+        ];
+        assert_eq!(all.map(Kind::exit_code), [1, 3, 6, 7, 8, 10, 203, 130, 143]);
+    }
+}

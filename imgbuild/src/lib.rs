@@ -2,9 +2,17 @@
 
 pub mod boot;
 pub mod cmd;
+pub mod disk;
 pub mod epoch;
 pub mod error;
+pub mod export;
+pub mod files;
+pub mod fs;
+pub mod outputs;
+pub mod persist;
+pub mod plan;
 pub mod progress;
 pub mod recipe;
+pub mod report;
 pub mod rootfs;
 pub mod suggest;

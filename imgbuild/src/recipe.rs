@@ -6,6 +6,8 @@
 
 mod load;
 mod parse;
+mod parse_content;
+mod parse_rootfs;
 mod parse_users;
 mod reader;
 #[cfg(test)]
@@ -267,6 +269,15 @@ impl Recipe {
         match self.file.parent() {
             Some(p) if !p.as_str().is_empty() => p,
             _ => Utf8Path::new("."),
+        }
+    }
+}
+
+impl std::fmt::Display for RepoSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RepoSource::Url(u) => f.write_str(u),
+            RepoSource::RepoFile(p) => f.write_str(p.as_str()),
         }
     }
 }

@@ -1,10 +1,7 @@
 //! Text → [`Recipe`], pure.
 
 use super::reader::{At, Reader, Table};
-use super::{
-    Boot, DEFAULT_ESP_MIB, DEFAULT_SLOT_MIB, Disk, FileEntry, FileSource, Loader, MIN_ESP_MIB, PathRef,
-    Recipe, Repo, RepoSource, Rootfs, Trust, Units, Want,
-};
+use super::{Boot, DEFAULT_ESP_MIB, DEFAULT_SLOT_MIB, Disk, Loader, MIN_ESP_MIB, PathRef, Recipe, Want};
 use crate::error::BuildError;
 use crate::suggest;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -26,7 +23,7 @@ impl Recipe {
             Ok(doc) => doc,
             Err(e) => {
                 r.syntax(e.message(), e.span());
-                return Err(r.errors);
+                return Err(r.take_errors());
             }
         };
         let mut p = Parser {
@@ -35,16 +32,17 @@ impl Recipe {
             paths: Vec::new(),
         };
         match p.recipe(&Reader::root(doc.get_ref())) {
-            Some(recipe) if p.r.errors.is_empty() => Ok(recipe),
-            _ => Err(p.r.errors),
+            Some(recipe) if p.r.error_count() == 0 => Ok(recipe),
+            _ => Err(p.r.take_errors()),
         }
     }
 }
 
-struct Parser<'t> {
-    r: Reader<'t>,
-    file: &'t Utf8Path,
-    paths: Vec<PathRef>,
+/// Reads a recipe; the tables have files of their own.
+pub(super) struct Parser<'t> {
+    pub(super) r: Reader<'t>,
+    pub(super) file: &'t Utf8Path,
+    pub(super) paths: Vec<PathRef>,
 }
 
 impl<'t> Parser<'t> {
@@ -130,7 +128,7 @@ impl<'t> Parser<'t> {
     }
 
     /// One of a fixed set of words.
-    fn choice<T: Copy>(&mut self, t: &Table<'t>, key: &str, words: &[(&str, T)]) -> Option<T> {
+    pub(super) fn choice<T: Copy>(&mut self, t: &Table<'t>, key: &str, words: &[(&str, T)]) -> Option<T> {
         let s = self.r.string(t, key)?;
         if let Some((_, v)) = words.iter().find(|(w, _)| *w == s.value) {
             return Some(*v);
@@ -143,7 +141,7 @@ impl<'t> Parser<'t> {
     }
 
     /// A path, joined with the recipe's directory and noted for the later check.
-    fn path(&mut self, t: &Table<'t>, key: &str, want: Want) -> Option<Utf8PathBuf> {
+    pub(super) fn path(&mut self, t: &Table<'t>, key: &str, want: Want) -> Option<Utf8PathBuf> {
         let s = self.r.string(t, key)?;
         let dir = self.file.parent().unwrap_or(Utf8Path::new(""));
         let path = dir.join(&s.value);
@@ -154,185 +152,6 @@ impl<'t> Parser<'t> {
             want,
         });
         Some(path)
-    }
-
-    fn rootfs(&mut self, top: &Table<'t>) -> Option<Rootfs> {
-        if Reader::has(top, "rootfs").is_none() {
-            self.r.missing(top, "rootfs");
-            return None;
-        }
-        let t = self.r.table(top, "rootfs")?;
-        self.r.only(&t, &["from", "packages", "tree", "repos"]);
-        if Reader::has(&t, "from").is_none() {
-            self.r.missing(&t, "from");
-            return None;
-        }
-        let tree = self.choice(&t, "from", &[("packages", false), ("tree", true)])?;
-        let foreign: &[&str] = if tree { &["packages", "repos"] } else { &["tree"] };
-        for key in foreign {
-            if let Some(at) = Reader::has(&t, key) {
-                let from = if tree { "tree" } else { "packages" };
-                self.r.error(
-                    "CFG005",
-                    at,
-                    format!("rootfs.{key} does not go with rootfs.from = \"{from}\""),
-                );
-            }
-        }
-        if tree {
-            if Reader::has(&t, "tree").is_none() {
-                self.r.missing(&t, "tree");
-            }
-            return self.path(&t, "tree", Want::Dir).map(Rootfs::Tree);
-        }
-        let packages = self.packages(&t);
-        let repos = self.repos(&t);
-        Some(Rootfs::Packages { packages, repos })
-    }
-
-    fn packages(&mut self, t: &Table<'t>) -> Vec<String> {
-        let Some(at) = Reader::has(t, "packages") else {
-            self.r.missing(t, "packages");
-            return Vec::new();
-        };
-        let before = self.r.errors.len();
-        let list = self.r.strings(t, "packages", false).unwrap_or_default();
-        if list.is_empty() && before == self.r.errors.len() {
-            self.r.error("CFG006", at, "rootfs.packages is empty");
-        }
-        for p in &list {
-            let bad = |c: char| c.is_whitespace() || c.is_control();
-            if p.value.starts_with('-') || p.value.contains(bad) {
-                self.r.error(
-                    "CFG008",
-                    p.offset,
-                    format!("{}: {:?} is not a package name", p.key, p.value),
-                );
-            }
-        }
-        list.into_iter().map(|p| p.value).collect()
-    }
-
-    fn repos(&mut self, t: &Table<'t>) -> Vec<Repo> {
-        if Reader::has(t, "repos").is_none() {
-            self.r.missing(t, "repos");
-            return Vec::new();
-        }
-        let mut out: Vec<Repo> = Vec::new();
-        for x in self.r.tables(t, "repos") {
-            self.r.only(&x, &["id", "url", "file", "key", "allow_unsigned"]);
-            let id = self.repo_id(&x, &out);
-            let source = self.repo_source(&x);
-            let trust = self.trust(&x);
-            if let (Some(id), Some(source), Some(trust)) = (id, source, trust) {
-                out.push(Repo { id, source, trust });
-            }
-        }
-        out
-    }
-
-    fn repo_id(&mut self, x: &Table<'t>, seen: &[Repo]) -> Option<String> {
-        if Reader::has(x, "id").is_none() {
-            self.r.missing(x, "id");
-            return None;
-        }
-        let id = self.r.string(x, "id")?;
-        if !id
-            .value
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-        {
-            let m = format!("{} {:?}: letters, digits and . _ - are allowed", id.key, id.value);
-            self.r.error("REPO001", id.offset, m);
-        }
-        if seen.iter().any(|r| r.id == id.value) {
-            self.r.error(
-                "REPO001",
-                id.offset,
-                format!("{} {:?} is used twice", id.key, id.value),
-            );
-        }
-        Some(id.value)
-    }
-
-    fn repo_source(&mut self, x: &Table<'t>) -> Option<RepoSource> {
-        match (Reader::has(x, "url"), Reader::has(x, "file")) {
-            (Some(_), None) => {
-                let u = self.r.string(x, "url")?;
-                self.repo_url(u)
-            }
-            (None, Some(_)) => self.path(x, "file", Want::RepoFile).map(RepoSource::RepoFile),
-            _ => {
-                let m = format!("{}url or {}file: exactly one is required", x.prefix, x.prefix);
-                self.r.error("CFG005", Reader::start(x), m);
-                None
-            }
-        }
-    }
-
-    fn repo_url(&mut self, u: At<String>) -> Option<RepoSource> {
-        if u.value.contains(|c: char| c.is_whitespace() || c.is_control()) && u.value.contains("://") {
-            self.r.error(
-                "REPO001",
-                u.offset,
-                format!("{} {:?}: blanks are not allowed in a URL", u.key, u.value),
-            );
-            return None;
-        }
-        match u.value.split_once("://") {
-            Some(("http" | "https" | "file", rest)) if !rest.is_empty() => Some(RepoSource::Url(u.value)),
-            Some(_) => {
-                let m = format!(
-                    "{} {:?}: expected http://, https://, file:// or a directory",
-                    u.key, u.value
-                );
-                self.r.error("REPO001", u.offset, m);
-                None
-            }
-            None => {
-                let dir = self.file.parent().unwrap_or(Utf8Path::new(""));
-                let path = dir.join(&u.value);
-                self.paths.push(PathRef {
-                    path: path.clone(),
-                    at: self.r.place(u.offset),
-                    key: u.key,
-                    want: Want::Dir,
-                });
-                Some(RepoSource::Url(path.into_string()))
-            }
-        }
-    }
-
-    fn trust(&mut self, x: &Table<'t>) -> Option<Trust> {
-        let unsigned = self.r.boolean(x, "allow_unsigned");
-        let has_key = Reader::has(x, "key").is_some();
-        match (has_key, unsigned) {
-            (true, Some(u)) if u.value => {
-                self.r.error(
-                    "CFG005",
-                    u.offset,
-                    format!("{}key and {} exclude each other", x.prefix, u.key),
-                );
-                None
-            }
-            (true, _) => self.path(x, "key", Want::Key).map(Trust::Key),
-            (false, Some(u)) if u.value => {
-                self.r.warn(
-                    "SEC002",
-                    u.offset,
-                    format!("{}: packages of this repository are not verified", u.key),
-                );
-                Some(Trust::AllowUnsigned)
-            }
-            (false, _) => {
-                let m = format!(
-                    "{}key is required (or allow_unsigned = true to accept unverified packages)",
-                    x.prefix
-                );
-                self.r.error("CFG004", Reader::start(x), m);
-                None
-            }
-        }
     }
 
     fn disk(&mut self, top: &Table<'t>) -> Disk {
@@ -384,7 +203,7 @@ impl<'t> Parser<'t> {
                 boot.loader = l;
             }
             for a in self.r.strings(&t, "args", true).unwrap_or_default() {
-                self.boot_arg(&a);
+                self.boot_arg(&a, arch);
                 boot.args.extend(a.value.split_whitespace().map(str::to_owned));
             }
             boot.menu = self.r.boolean(&t, "menu").is_none_or(|m| m.value);
@@ -397,146 +216,9 @@ impl<'t> Parser<'t> {
         boot
     }
 
-    fn boot_arg(&mut self, a: &At<String>) {
-        if let Some(c) = a
-            .value
-            .chars()
-            .find(|c| !(' '..='~').contains(c) || "\"'\\`$;|&<>{}".contains(*c))
-        {
-            let m = format!(
-                "{} {:?}: character {c:?} cannot be passed through the boot loader",
-                a.key, a.value
-            );
-            self.r.error("CFG015", a.offset, m);
-        }
-        for word in a.value.split_whitespace() {
-            let key = word.split('=').next().unwrap_or(word);
-            if matches!(key, "root" | "ro" | "rw" | "os.slot" | "os.boot" | "os.trial") {
-                let m = format!(
-                    "{}: {word:?} is set by the boot loader for the slot it starts",
-                    a.key
-                );
-                self.r.error("CFG015", a.offset, m);
-            }
-        }
-    }
-
-    fn files(&mut self, top: &Table<'t>) -> Vec<FileEntry> {
-        let mut out: Vec<FileEntry> = Vec::new();
-        for t in self.r.tables(top, "files") {
-            self.r.only(&t, &["src", "text", "dst", "mode", "owner"]);
-            let source = match (Reader::has(&t, "src"), Reader::has(&t, "text")) {
-                (Some(_), None) => self.path(&t, "src", Want::Any).map(FileSource::Path),
-                (None, Some(_)) => self.r.text(&t, "text").map(|s| FileSource::Text(s.value)),
-                _ => {
-                    let m = format!("{}src or {}text: exactly one is required", t.prefix, t.prefix);
-                    self.r.error("CFG005", Reader::start(&t), m);
-                    None
-                }
-            };
-            let dst = self.dst(&t);
-            let mode = self.mode(&t);
-            let owner = self.owner(&t);
-            if let (Some(source), Some(dst)) = (source, dst) {
-                out.push(FileEntry {
-                    source,
-                    dst,
-                    mode,
-                    owner,
-                });
-            }
-        }
-        out
-    }
-
-    fn dst(&mut self, t: &Table<'t>) -> Option<Utf8PathBuf> {
-        if Reader::has(t, "dst").is_none() {
-            self.r.missing(t, "dst");
-            return None;
-        }
-        let d = self.r.string(t, "dst")?;
-        let path = Utf8PathBuf::from(&d.value);
-        let parts_ok = !path.as_str().contains(char::is_control)
-            && path.components().all(|c| c.as_str() != ".." && c.as_str() != ".");
-        if !path.is_absolute() || !parts_ok || path.as_str() == "/" {
-            self.r.error(
-                "CFG010",
-                d.offset,
-                format!(
-                    "{} {:?}: expected an absolute path without \"..\"",
-                    d.key, d.value
-                ),
-            );
-            return None;
-        }
-        if path.starts_with("/var") || path.starts_with("/persist") || path.starts_with("/run") {
-            let m = format!(
-                "{} {:?} is hidden on a node by a mount over that directory",
-                d.key, d.value
-            );
-            self.r.warn("SHADOW", d.offset, m);
-        }
-        Some(path)
-    }
-
-    fn mode(&mut self, t: &Table<'t>) -> Option<u32> {
-        let m = self.r.string(t, "mode")?;
-        match u32::from_str_radix(m.value.trim_start_matches("0o"), 8) {
-            Ok(n) if n <= 0o7777 => Some(n),
-            _ => {
-                let text = format!("{} {:?}: expected an octal mode such as \"0644\"", m.key, m.value);
-                self.r.error("CFG014", m.offset, text);
-                None
-            }
-        }
-    }
-
-    fn owner(&mut self, t: &Table<'t>) -> String {
-        let Some(o) = self.r.string(t, "owner") else {
-            return "root:root".to_owned();
-        };
-        let word =
-            |w: &str| !w.is_empty() && w.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-        let ok = match o.value.split_once(':') {
-            Some((u, g)) => word(u) && word(g),
-            None => word(&o.value),
-        };
-        if !ok {
-            self.r.error(
-                "CFG014",
-                o.offset,
-                format!("{} {:?}: expected \"user\" or \"user:group\"", o.key, o.value),
-            );
-        }
-        o.value
-    }
-
-    fn units(&mut self, top: &Table<'t>) -> Units {
-        let Some(t) = self.r.table(top, "units") else {
-            return Units::default();
-        };
-        self.r.only(&t, &["enable", "disable"]);
-        let mut list = |key: &str| -> Vec<String> {
-            let names = self.r.strings(&t, key, false).unwrap_or_default();
-            let mut out = Vec::new();
-            for n in names {
-                if n.value
-                    .contains(|c: char| !(c.is_ascii_alphanumeric() || ".:_-@\\".contains(c)))
-                {
-                    let m = format!("{} {:?} is not a unit name", n.key, n.value);
-                    self.r.error("CFG014", n.offset, m);
-                }
-                out.push(if n.value.contains('.') {
-                    n.value
-                } else {
-                    n.value + ".service"
-                });
-            }
-            out
-        };
-        Units {
-            enable: list("enable"),
-            disable: list("disable"),
+    fn boot_arg(&mut self, a: &At<String>, arch: Arch) {
+        if let Err(e) = crate::boot::image_args(arch, &[&a.value]) {
+            self.r.error("CFG015", a.offset, format!("{}: {e}", a.key));
         }
     }
 }

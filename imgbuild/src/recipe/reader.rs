@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 pub(super) struct Reader<'t> {
     text: &'t str,
     file: &'t str,
-    pub(super) errors: Vec<BuildError>,
+    errors: Vec<(usize, BuildError)>,
     pub(super) warnings: Vec<Warning>,
 }
 
@@ -46,6 +46,18 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// How many errors there are so far.
+    pub(super) fn error_count(&self) -> usize {
+        self.errors.len()
+    }
+
+    /// All errors in the order in which the text has them.
+    pub(super) fn take_errors(&mut self) -> Vec<BuildError> {
+        let mut errors = std::mem::take(&mut self.errors);
+        errors.sort_by_key(|(offset, _)| *offset);
+        errors.into_iter().map(|(_, e)| e).collect()
+    }
+
     /// `FILE:LINE:COLUMN`; columns count characters from 1.
     pub(super) fn place(&self, offset: usize) -> String {
         let before = self.text.get(..offset).unwrap_or(self.text);
@@ -57,7 +69,8 @@ impl<'t> Reader<'t> {
     /// Adds an error at an offset.
     pub(super) fn error(&mut self, code: &'static str, offset: usize, message: impl std::fmt::Display) {
         let text = format!("{}: {message}", self.place(offset));
-        self.errors.push(BuildError::new(Kind::Input, code, text));
+        self.errors
+            .push((offset, BuildError::new(Kind::Input, code, text)));
     }
 
     /// Adds a warning at an offset.
@@ -127,7 +140,7 @@ impl<'t> Reader<'t> {
     pub(super) fn missing(&mut self, t: &Table<'t>, key: &str) {
         if t.root {
             let m = format!("{}: missing {key:?}", self.file);
-            self.errors.push(BuildError::new(Kind::Input, "CFG004", m));
+            self.errors.push((0, BuildError::new(Kind::Input, "CFG004", m)));
         } else {
             self.error("CFG004", t.start, format!("{} missing {key:?}", t.title));
         }

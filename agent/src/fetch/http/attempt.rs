@@ -1,0 +1,290 @@
+//! One request, its redirects followed, its answer judged.
+
+use super::rules::{self, ContentRange, Verdict};
+use super::{Ask, client};
+use crate::error::AgentError;
+use crate::fetch::Policy;
+use crate::ports::{Clock, SourceRequest};
+use os_proto::codes::Code;
+use reqwest::header::{self, HeaderMap};
+use reqwest::{Response, Url};
+use std::time::Duration;
+
+/// Most redirects in a row.
+const REDIRECTS: usize = 5;
+
+/// Why an attempt gave no body.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Worth another try, perhaps not before a pause that the server asked for.
+    Again(String, Option<Duration>),
+    /// The server does not do ranges properly: ask for the whole.
+    NoRanges(String),
+    /// Over.
+    Final(AgentError),
+}
+
+/// What identifies a version of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Version {
+    /// A strong ETag.
+    pub(super) etag: Option<String>,
+    /// Last-Modified.
+    pub(super) modified: Option<String>,
+}
+
+impl Version {
+    fn of(headers: &HeaderMap) -> Version {
+        let get = |name| Some(headers.get(name)?.to_str().ok()?.to_owned());
+        Version {
+            etag: get(header::ETAG).filter(|e| !e.starts_with("W/")),
+            modified: get(header::LAST_MODIFIED),
+        }
+    }
+
+    /// The validator for If-Range.
+    fn validator(&self) -> Option<&str> {
+        self.etag.as_deref().or(self.modified.as_deref())
+    }
+
+    /// Whether both can be of the same object: what both name must agree.
+    fn same(&self, other: &Version) -> bool {
+        let agree = |a: &Option<String>, b: &Option<String>| match (a, b) {
+            (Some(a), Some(b)) => a == b,
+            _ => true,
+        };
+        if self.etag.is_some() && other.etag.is_some() {
+            return self.etag == other.etag;
+        }
+        agree(&self.modified, &other.modified)
+    }
+
+    fn show(&self) -> &str {
+        self.validator().unwrap_or("none")
+    }
+}
+
+/// A body that begins where it was asked to, after `skip` bytes.
+pub(super) struct Answer {
+    pub(super) response: Response,
+    pub(super) skip: u64,
+    pub(super) total: Option<u64>,
+    pub(super) version: Version,
+}
+
+/// Sends the request, following redirects.
+pub(super) async fn run(
+    ask: &Ask,
+    request: &SourceRequest,
+    policy: &Policy,
+    clock: &dyn Clock,
+) -> Result<Answer, Failure> {
+    let mut url = ask.url.clone();
+    let mut own = true;
+    for hop in 0..=REDIRECTS {
+        let response = send(&url, own, ask, request, policy, clock).await?;
+        let status = response.status().as_u16();
+        match rules::verdict(status, hop > 0) {
+            Verdict::Redirect => {
+                let next = target(&url, &response)?;
+                own = own && next.origin() == url.origin();
+                allowed(&url, &next, request.allow_http)?;
+                url = next;
+            }
+            Verdict::Whole => return whole(ask, response),
+            Verdict::Part => return part(ask, response),
+            Verdict::Unsatisfied => return Err(unsatisfied(ask, &response)),
+            Verdict::Again => {
+                let pause = response
+                    .headers()
+                    .get(header::RETRY_AFTER)
+                    .and_then(|v| v.to_str().ok()?.trim().parse().ok())
+                    .map(Duration::from_secs);
+                return Err(Failure::Again(format!("status {status}"), pause));
+            }
+            Verdict::Final => {
+                return Err(Failure::Final(AgentError::new(
+                    Code::FetchFailed,
+                    format!("status {}", response.status()),
+                )));
+            }
+        }
+    }
+    Err(refused_redirect(&url, "more than 5 redirects"))
+}
+
+async fn send(
+    url: &Url,
+    own: bool,
+    ask: &Ask,
+    request: &SourceRequest,
+    policy: &Policy,
+    clock: &dyn Clock,
+) -> Result<Response, Failure> {
+    let client = client::build(url, own, request, policy)?;
+    let mut r = client
+        .get(url.clone())
+        .header(header::ACCEPT_ENCODING, "identity");
+    if let (Some((user, password)), true) = (&ask.auth, own) {
+        r = r.basic_auth(user, password.as_ref());
+    }
+    if let (true, Some(total)) = (ask.ranged(), ask.total) {
+        r = r.header(header::RANGE, format!("bytes={}-{}", ask.offset, total - 1));
+        if let Some(v) = ask.version.validator() {
+            r = r.header(header::IF_RANGE, v);
+        }
+    }
+    let limit = policy.connect_timeout + policy.first_byte_timeout;
+    let response = match tokio::time::timeout(limit, r.send()).await {
+        Ok(sent) => sent.map_err(|e| client::failure(e, clock))?,
+        Err(_) => {
+            return Err(Failure::Again(
+                format!("no answer within {} s", limit.as_secs()),
+                None,
+            ));
+        }
+    };
+    if let Some(e) = response.headers().get(header::CONTENT_ENCODING)
+        && e != "identity"
+    {
+        return Err(Failure::Final(AgentError::new(
+            Code::UnsupportedFormat,
+            format!("the server packs its answer ({e:?}) although asked not to"),
+        )));
+    }
+    Ok(response)
+}
+
+fn target(url: &Url, response: &Response) -> Result<Url, Failure> {
+    let location = response
+        .headers()
+        .get(header::LOCATION)
+        .and_then(|v| v.to_str().ok())
+        .ok_or_else(|| refused_redirect(url, "without a target"))?;
+    let mut next = url
+        .join(location)
+        .map_err(|e| refused_redirect(url, &format!("its target is not a URL ({e})")))?;
+    // Whoever redirects does not choose our credentials.
+    let _ = next.set_username("");
+    let _ = next.set_password(None);
+    Ok(next)
+}
+
+fn allowed(from: &Url, to: &Url, allow_http: bool) -> Result<(), Failure> {
+    match (from.scheme(), to.scheme()) {
+        ("https", "http") => Err(refused_redirect(to, "from https down to http")),
+        (_, "http") if !allow_http => Err(refused_redirect(to, "to plain http, which is not allowed")),
+        (_, "http" | "https") => Ok(()),
+        _ => Err(refused_redirect(to, "not to http or https")),
+    }
+}
+
+fn refused_redirect(to: &Url, why: &str) -> Failure {
+    Failure::Final(AgentError::new(
+        Code::Redirect,
+        format!("redirect to {} refused: {why}", super::shown(to)),
+    ))
+}
+
+fn whole(ask: &Ask, response: Response) -> Result<Answer, Failure> {
+    let version = Version::of(response.headers());
+    // Not `content_length()`: that is the body's size hint, which HEAD-like answers lack.
+    let total = response
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok()?.parse().ok());
+    if ask.offset > 0 {
+        changed(ask, &version, total)?;
+    }
+    Ok(Answer {
+        response,
+        skip: ask.offset,
+        total,
+        version,
+    })
+}
+
+fn part(ask: &Ask, response: Response) -> Result<Answer, Failure> {
+    let version = Version::of(response.headers());
+    let range = response
+        .headers()
+        .get(header::CONTENT_RANGE)
+        .and_then(|v| rules::content_range(v.to_str().ok()?));
+    let (Some(ContentRange::Bytes { first, total, .. }), true) = (range, ask.ranged()) else {
+        return Err(Failure::NoRanges(
+            "the server sent a part without saying which".into(),
+        ));
+    };
+    changed(ask, &version, total)?;
+    if first != ask.offset {
+        return Err(Failure::NoRanges(format!(
+            "asked from byte {}, the server sent from {first}",
+            ask.offset
+        )));
+    }
+    Ok(Answer {
+        response,
+        skip: 0,
+        total: ask.total,
+        version,
+    })
+}
+
+fn unsatisfied(ask: &Ask, response: &Response) -> Failure {
+    if !ask.ranged() {
+        return Failure::Final(AgentError::new(
+            Code::FetchFailed,
+            "status 416 although the whole was asked for",
+        ));
+    }
+    let range = response
+        .headers()
+        .get(header::CONTENT_RANGE)
+        .and_then(|v| rules::content_range(v.to_str().ok()?));
+    match (range, ask.total) {
+        (Some(ContentRange::Unsatisfied { total }), Some(promised)) if total == ask.offset => {
+            Failure::Final(AgentError::new(
+                Code::SizeMismatch,
+                format!(
+                    "{} bytes missing: the server promised {promised} bytes and has {total}",
+                    promised.saturating_sub(total)
+                ),
+            ))
+        }
+        (Some(ContentRange::Unsatisfied { total }), promised) if promised != Some(total) => Failure::Final(
+            object_changed(ask, &format!("{promised:?} bytes"), &format!("{total} bytes")),
+        ),
+        _ => Failure::NoRanges("status 416 for a range inside the object".into()),
+    }
+}
+
+/// Refuses to go on with another object than the one that was begun.
+fn changed(ask: &Ask, version: &Version, total: Option<u64>) -> Result<(), Failure> {
+    if !ask.version.same(version) {
+        return Err(Failure::Final(object_changed(
+            ask,
+            ask.version.show(),
+            version.show(),
+        )));
+    }
+    if let (Some(a), Some(b)) = (ask.total, total)
+        && a != b
+    {
+        return Err(Failure::Final(object_changed(
+            ask,
+            &format!("{a} bytes"),
+            &format!("{b} bytes"),
+        )));
+    }
+    Ok(())
+}
+
+fn object_changed(ask: &Ask, from: &str, to: &str) -> AgentError {
+    AgentError::new(
+        Code::ObjectChanged,
+        format!(
+            "{} changed during download ({from} → {to}); start over",
+            super::shown(&ask.url)
+        ),
+    )
+}
