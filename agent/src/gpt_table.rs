@@ -225,6 +225,9 @@ impl Table {
     /// A message when the partition is missing or not last.
     pub fn grown(&self, number: u32, disk_bytes: u64) -> Result<Option<Copies>, String> {
         let s = u64::from(self.sector);
+        if u64_at(&self.header, 72) != Some(2) {
+            return Err("the entries do not follow the header".into());
+        }
         let part = self
             .entries
             .iter()

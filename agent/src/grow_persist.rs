@@ -15,6 +15,9 @@ use os_proto::layout::Role;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 
+/// Unit in which the primary table is written.
+const BLOCK: usize = 4096;
+
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grown {
@@ -116,7 +119,7 @@ fn grow_table(disk: &File, path: &Utf8Path, size: u64, sector: u32, number: u32)
     let Some(copies) = table.grown(number, size).map_err(unsupported)? else {
         return Ok((before, before));
     };
-    write_copies(disk, &copies).map_err(|e| {
+    write_copies(disk, &copies, sector, size).map_err(|e| {
         AgentError::new(
             Code::Internal,
             format!("{path}: writing the partition table: {e}"),
@@ -137,16 +140,35 @@ fn grow_table(disk: &File, path: &Utf8Path, size: u64, sector: u32, number: u32)
     }
 }
 
-/// The backup first: until the primary header is written it is unused, and it is complete before the primary changes. The
-/// primary's entries and header are then written each at once; a cut between them leaves a damaged primary whose backup
-/// is whole.
-fn write_copies(disk: &File, copies: &Copies) -> std::io::Result<()> {
+/// The backup first: until the primary header names it, it is unused. The primary's header and the changed entry lie, with
+/// 512-byte sectors, in the disk's first 4 KiB; those are written at once, so that a cut leaves the old or the new table on
+/// every medium that writes 4 KiB whole.
+fn write_copies(disk: &File, copies: &Copies, sector: u32, size: u64) -> std::io::Result<()> {
     for (at, bytes) in [&copies.backup_entries, &copies.backup_header] {
         disk.write_all_at(bytes, *at)?;
     }
     disk.sync_all()?;
+    let (entries_at, entries) = &copies.primary_entries;
+    let mut old = vec![0u8; (*entries_at as usize + entries.len()).next_multiple_of(BLOCK)];
+    disk.read_exact_at(&mut old, 0)?;
+    let mut new = old.clone();
     for (at, bytes) in [&copies.primary_entries, &copies.primary_header] {
-        disk.write_all_at(bytes, *at)?;
+        let at = *at as usize;
+        if let Some(d) = new.get_mut(at..at + bytes.len()) {
+            d.copy_from_slice(bytes);
+        }
+    }
+    // The protective MBR covers the disk (UEFI specification 2.10, 5.2.3): one record of type EE, its size at byte 458.
+    if new.get(450) == Some(&0xee)
+        && let Some(d) = new.get_mut(458..462)
+    {
+        let sectors = u32::try_from(size / u64::from(sector) - 1).unwrap_or(u32::MAX);
+        d.copy_from_slice(&sectors.to_le_bytes());
+    }
+    for (i, (n, o)) in new.chunks(BLOCK).zip(old.chunks(BLOCK)).enumerate().rev() {
+        if n != o {
+            disk.write_all_at(n, (i * BLOCK) as u64)?;
+        }
     }
     disk.sync_all()
 }

@@ -12,5 +12,7 @@ pub mod payload;
 pub mod ports;
 pub mod slots;
 pub mod sys;
+#[cfg(any(test, feature = "testing"))]
+pub mod testdisk;
 pub mod verify;
 pub mod write;

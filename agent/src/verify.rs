@@ -1,8 +1,11 @@
 //! What makes a payload authentic. [`Authentic`] is made here alone, and `write` takes nothing else.
 
 use crate::error::{AgentError, Result};
+use crate::ports::{Cancel, Report, SlotDevice};
+use crate::sys::buf::AlignedBuf;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
+use sha2::{Digest, Sha256};
 
 /// Something whose origin the node's policy accepts.
 ///
@@ -54,6 +57,33 @@ pub fn opaque(checksum: Sha256Digest, policy: &Policy) -> Result<Authentic<Opaqu
         ));
     }
     Ok(Authentic(Opaque { checksum }))
+}
+
+/// Hashes the first `size` bytes of a device, read from the medium.
+///
+/// # Errors
+/// `Cancelled` and the device's.
+pub fn hash_slot(
+    device: &mut dyn SlotDevice,
+    size: u64,
+    cancel: &Cancel,
+    report: &dyn Report,
+) -> Result<Sha256Digest> {
+    report.step("read-back", Some(size));
+    device.drop_cache()?;
+    let mut buf = AlignedBuf::zeroed(1 << 20);
+    let mut sha = Sha256::new();
+    let mut at = 0u64;
+    while at < size {
+        cancel.check()?;
+        let len = usize::try_from(size - at).map_or(buf.len(), |l| l.min(buf.len()));
+        let part = buf.get_mut(..len).unwrap_or_default();
+        device.read_at(at, part)?;
+        sha.update(part);
+        at += len as u64;
+        report.done(at);
+    }
+    Ok(Sha256Digest(sha.finalize().into()))
 }
 
 #[cfg(test)]

@@ -94,21 +94,19 @@ fn certificate_date(e: &(dyn Error + 'static)) -> Option<&'static str> {
     use rustls::CertificateError as C;
     let mut next = Some(e);
     while let Some(cause) = next {
-        // io::Error hides what it wraps from `source` one level deep.
-        let inner = cause
+        if let Some(rustls::Error::InvalidCertificate(why)) = cause.downcast_ref::<rustls::Error>() {
+            return match why {
+                C::Expired | C::ExpiredContext { .. } => Some("expired"),
+                C::NotValidYet | C::NotValidYetContext { .. } => Some("not valid yet"),
+                _ => None,
+            };
+        }
+        // `source` of an io::Error skips what it wraps.
+        next = cause
             .downcast_ref::<std::io::Error>()
             .and_then(|io| io.get_ref())
-            .map(|i| i as &(dyn Error + 'static));
-        for c in [Some(cause), inner].into_iter().flatten() {
-            if let Some(rustls::Error::InvalidCertificate(why)) = c.downcast_ref::<rustls::Error>() {
-                return match why {
-                    C::Expired | C::ExpiredContext { .. } => Some("expired"),
-                    C::NotValidYet | C::NotValidYetContext { .. } => Some("not valid yet"),
-                    _ => None,
-                };
-            }
-        }
-        next = inner.and_then(Error::source).or_else(|| cause.source());
+            .map(|i| i as &(dyn Error + 'static))
+            .or_else(|| cause.source());
     }
     None
 }
