@@ -5,6 +5,7 @@
 // The harness is not the product: it starts programs, reads clocks and writes scratch files directly.
 #![allow(clippy::disallowed_methods)]
 
+pub mod fixture;
 pub mod http;
 pub mod proc;
 pub mod vm;
