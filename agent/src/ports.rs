@@ -4,6 +4,7 @@
 //! All of them are blocking: the engine calls them from its own worker thread, never from the async runtime.
 
 use crate::error::Result;
+use crate::slots::{Layout, OpenSlot};
 use bytes::Bytes;
 use camino::Utf8PathBuf;
 use os_proto::env_block::Env;
@@ -231,4 +232,51 @@ pub trait Clock: Send + Sync {
     fn monotonic(&self) -> Duration;
     /// Waits, at most 200 ms late after a cancel.
     fn sleep(&self, span: Duration, cancel: &Cancel);
+}
+
+/// The disk with the slots.
+pub trait Slots: Send + Sync {
+    /// Looks at the disk anew: which slot runs, where everything lies.
+    ///
+    /// # Errors
+    /// Why there are no slots, or why they cannot be told apart.
+    fn layout(&self) -> Result<Layout>;
+    /// Opens the slot that does not run, exclusively.
+    ///
+    /// # Errors
+    /// `SlotBusy` with the holder and the like.
+    fn open_inactive(&self, layout: &Layout) -> Result<OpenSlot>;
+    /// Opens any slot for reading.
+    ///
+    /// # Errors
+    /// `Internal` with the device.
+    fn open_read(&self, layout: &Layout, slot: Slot) -> Result<Box<dyn SlotDevice>>;
+}
+
+/// Where the durable state lives.
+pub trait StateStore: Send + Sync {
+    /// The text of state.json; `None` = there is none.
+    ///
+    /// # Errors
+    /// A message when it exists and cannot be read.
+    fn load(&self) -> std::result::Result<Option<Vec<u8>>, String>;
+    /// Replaces state.json durably.
+    ///
+    /// # Errors
+    /// `StateWriteFailed`.
+    fn save(&self, text: &[u8]) -> Result<()>;
+    /// The text of a slot's record; `None` = there is none.
+    ///
+    /// # Errors
+    /// A message when it exists and cannot be read.
+    fn load_record(&self, slot: Slot) -> std::result::Result<Option<Vec<u8>>, String>;
+    /// Replaces a slot's record durably.
+    ///
+    /// # Errors
+    /// `StateWriteFailed`.
+    fn save_record(&self, slot: Slot, text: &[u8]) -> Result<()>;
+    /// Puts a state that could not be read aside, for people.
+    fn keep_damaged(&self, text: &[u8]);
+    /// Why nothing can be stored; `None` = it can.
+    fn missing(&self) -> Option<String>;
 }

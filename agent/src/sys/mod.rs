@@ -3,6 +3,8 @@
 pub mod atomic;
 pub mod block;
 pub mod buf;
+pub mod clock;
+pub mod cmd;
 pub mod discover;
 pub mod holders;
 pub mod lock;

@@ -1,0 +1,271 @@
+//! What the agent finds when it starts.
+
+use super::{Effect, Node, Step, fallback, trial};
+use crate::error::Result;
+use crate::ports::EnvCopies;
+use crate::state::{Armed, Cause, Failure, Phase, Try};
+use os_proto::codes::Code;
+use os_proto::env_block::{Env, TRIES};
+use os_proto::layout::Slot;
+use os_proto::record::Content;
+
+/// See [`super::Event::Started`].
+pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, panic: Option<String>) -> Step {
+    let mut node = before.clone();
+    node.verified = None;
+    node.running_op = None;
+    let running = match node.running() {
+        Ok(s) => s,
+        Err(e) => {
+            node.problems.push((e.code, e.message));
+            node.phase = Phase::NoSlots;
+            return Step::new(node, Vec::new());
+        }
+    };
+    let mut effects = Vec::new();
+    let env = match copies {
+        Ok(copies) => repair(&mut node, running, &copies, &mut effects),
+        Err(e) => {
+            node.problems.push((e.code, e.message));
+            node.env = None;
+            node.phase = Phase::Idle;
+            return Step::new(node, effects);
+        }
+    };
+    node.env = Some(env);
+    match env.trial() {
+        Some(t) if running == t && node.boot.counted => on_trial(&mut node, now, env, &mut effects),
+        Some(t) if running == t => foreign(&mut node, running, &mut effects),
+        Some(t) => armed_but_not_running(&mut node, now, env, t, panic.as_deref(), &mut effects),
+        None if running == env.cur => at_rest(&mut node, running, &mut effects),
+        None => foreign(&mut node, running, &mut effects),
+    }
+    Step::new(node, effects)
+}
+
+/// The environment that counts; what is wrong with the copies is reported and repaired first.
+fn repair(node: &mut Node, running: Slot, copies: &EnvCopies, effects: &mut Vec<Effect>) -> Env {
+    let env = match (&copies.env1, &copies.env2) {
+        (Ok(a), Ok(b)) if (a.cur, a.try_slot, a.gen_) == (b.cur, b.try_slot, b.gen_) => return *a,
+        (Ok(a), second) => {
+            if let Err(why) = second {
+                node.problems
+                    .push((Code::StateBroken, format!("os-state: env2 was rebuilt from env1: {why}")));
+            }
+            Env {
+                gen_: a.gen_.wrapping_add(1),
+                ..*a
+            }
+        }
+        (Err(why), Ok(b)) => {
+            node.problems.push((
+                Code::StateBroken,
+                format!("os-state: env1 was rebuilt from env2, without a trial: {why}"),
+            ));
+            b.disarmed()
+        }
+        (Err(one), Err(two)) => {
+            node.problems.push((
+                Code::EnvLost,
+                format!("os-state: both copies were lost and rebuilt for slot {running}: env1: {one}; env2: {two}"),
+            ));
+            Env::committed(running, 1)
+        }
+    };
+    effects.push(Effect::RepairEnv(env));
+    env
+}
+
+fn on_trial(node: &mut Node, now: i64, env: Env, effects: &mut Vec<Effect>) {
+    let running = env.try_slot.unwrap_or(env.cur);
+    let boot_id = node.boot.boot_id.clone();
+    let mut armed = node
+        .state
+        .armed
+        .take()
+        .filter(|a| a.slot == running)
+        .unwrap_or_else(|| unknown_order(node, running));
+    let again = armed.tries.iter().any(|t| t.boot_id == boot_id);
+    if !again {
+        armed.tries.push(Try {
+            boot_id,
+            left: env.left,
+            started_unix: now,
+            last: "agent started".to_owned(),
+            last_secs: 0,
+            kept: false,
+            unknown: Default::default(),
+        });
+    }
+    let ended = again
+        && armed
+            .verdict
+            .as_ref()
+            .is_some_and(|v| v.cause != Cause::Deadline);
+    node.state.armed = Some(armed);
+    node.set_phase(Phase::Trial);
+    if ended {
+        // The agent stopped between the verdict and the disarm: finish what it began.
+        let step = trial::leave(node.clone(), env);
+        *node = step.node;
+        effects.extend(step.effects);
+        return;
+    }
+    effects.push(Effect::SaveState { required: false });
+    if node.boot.gated {
+        effects.push(Effect::StartTrial);
+    }
+}
+
+/// A trial of which the state knows nothing (lost, or armed from outside): local, with the node's defaults.
+fn unknown_order(node: &Node, slot: Slot) -> Armed {
+    let record = node.record(slot);
+    Armed {
+        op_id: String::new(),
+        slot,
+        digest: record.map(|r| r.shown()),
+        version: record.map(|r| r.version.clone()).unwrap_or_default(),
+        boot_id: String::new(),
+        reboot_requested: false,
+        confirm: Default::default(),
+        deadline_secs: 0,
+        on_silence: Default::default(),
+        armed_unix: 0,
+        tries: Vec::new(),
+        verdict: None,
+        unknown: Default::default(),
+    }
+}
+
+/// The committed slot runs while the environment names a trial of the other one.
+fn armed_but_not_running(
+    node: &mut Node,
+    now: i64,
+    env: Env,
+    slot: Slot,
+    panic: Option<&str>,
+    effects: &mut Vec<Effect>,
+) {
+    let armed = node.state.armed.clone().filter(|a| a.slot == slot);
+    if env.left.is_some_and(|l| l < TRIES) {
+        let ended = fallback::judge(armed.as_ref(), env.left, panic);
+        fallback::record(node, now, armed.as_ref(), &ended);
+        node.state.armed = None;
+        node.state.not_started = 0;
+        node.set_phase(Phase::FellBack);
+        let after = env.disarmed();
+        node.env = Some(after);
+        // Without the state the evidence stays in the environment; a trial with no tries left does not start.
+        let evidence_may_go = node.read_only || env.left != Some(0);
+        effects.push(Effect::SaveState {
+            required: !evidence_may_go,
+        });
+        effects.push(Effect::Disarm(after));
+        return;
+    }
+    match armed {
+        Some(a) if a.boot_id == node.boot.boot_id => {
+            node.set_phase(Phase::Armed);
+            if a.reboot_requested {
+                repeat_reboot(node, &a.op_id, effects);
+            }
+        }
+        _ => {
+            node.state.not_started = node.state.not_started.saturating_add(1);
+            let mut f = Failure::of(
+                Code::TrialNotStarted,
+                format!(
+                    "the boot loader did not count: slot {slot} was armed but slot {} runs ({} in a row; a boot by kexec or from \
+                     the menu looks the same)",
+                    env.cur, node.state.not_started
+                ),
+                now,
+            );
+            f.cause = Some(Cause::NotStarted);
+            f.slot = Some(slot);
+            f.digest = armed
+                .as_ref()
+                .and_then(|a| a.digest)
+                .map(|d| d.to_string())
+                .unwrap_or_default();
+            if let Some(a) = &armed {
+                super::ops::remark(node, &a.op_id, f.message.clone());
+            }
+            node.state.last_failure = Some(f);
+            node.state.armed = None;
+            rest(node, env.cur);
+            let after = env.disarmed();
+            node.env = Some(after);
+            effects.push(Effect::SaveState { required: false });
+            effects.push(Effect::Disarm(after));
+        }
+    }
+}
+
+/// Repeats a reboot request that the agent's restart may have swallowed, once.
+fn repeat_reboot(node: &mut Node, op_id: &str, effects: &mut Vec<Effect>) {
+    match node.state.operation_mut(op_id) {
+        Some(o) if o.reboots < 2 => {
+            o.reboots += 1;
+            effects.push(Effect::SaveState { required: true });
+            effects.push(Effect::Reboot);
+        }
+        _ => node.problems.push((
+            Code::RebootStuck,
+            format!("operation {op_id} asked for a reboot twice and the boot id is unchanged: reboot the node"),
+        )),
+    }
+}
+
+/// The committed slot runs and nothing is armed.
+fn at_rest(node: &mut Node, running: Slot, effects: &mut Vec<Effect>) {
+    let Some(armed) = node.state.armed.take() else {
+        rest(node, running);
+        return;
+    };
+    if armed.slot == running {
+        // Committed, but the agent stopped before it could say so.
+        super::switch::settle_commit(node, running, &armed);
+    } else if armed.verdict.is_some() {
+        // The verdict recorded the failure before it disarmed.
+        node.set_phase(Phase::FellBack);
+    } else {
+        rest(node, running);
+    }
+    effects.push(Effect::SaveState { required: false });
+}
+
+/// The phase when nothing is armed or on trial: what the state says, as far as the slots bear it out.
+fn rest(node: &mut Node, running: Slot) {
+    let target = running.other();
+    let holds = node.state.staged.as_ref().is_some_and(|s| {
+        s.slot == target
+            && node
+                .record(target)
+                .is_some_and(|r| r.content == Content::Verified && r.image_sha256 == s.image_sha256)
+    });
+    if !holds {
+        node.state.staged = None;
+    }
+    let phase = match node.state.phase {
+        _ if holds => Phase::Staged,
+        Phase::FellBack => Phase::FellBack,
+        _ => Phase::Idle,
+    };
+    node.set_phase(phase);
+}
+
+/// A slot runs that is neither committed nor counted.
+fn foreign(node: &mut Node, running: Slot, effects: &mut Vec<Effect>) {
+    let ended = node
+        .state
+        .armed
+        .as_ref()
+        .is_some_and(|a| a.slot == running && a.verdict.is_some() && a.tries.iter().any(|t| t.boot_id == node.boot.boot_id));
+    node.phase = Phase::Foreign;
+    if ended {
+        // The trial was ended in this very boot; only the reboot is missing.
+        node.leaving = true;
+        effects.push(Effect::Reboot);
+    }
+}

@@ -1,0 +1,577 @@
+//! Arm, commit, roll back, cancel, forget: everything that changes which slot boots.
+
+use super::{
+    ActivateAsk, ArmAsk, CancelAsk, CommitAsk, Effect, Node, Outcome, RollbackAsk, Running, Step, Then, ops, stage,
+    trial,
+};
+use crate::error::{AgentError, Result};
+use crate::state::{Armed, Cause, Failure, Kind, OpResult, Phase};
+use os_proto::codes::Code;
+use os_proto::digest::Sha256Digest;
+use os_proto::env_block::Env;
+use os_proto::layout::Slot;
+use os_proto::record::Content;
+
+fn refuse(code: Code, message: impl Into<String>) -> AgentError {
+    AgentError::new(code, message)
+}
+
+pub(super) fn activate(node: &Node, now: i64, ask: &ActivateAsk) -> Result<Step> {
+    if let Some(outcome) = ops::admit(node, &ask.op_id, Kind::Activate)? {
+        return Ok(Step::outcome(node, outcome));
+    }
+    let running = node.running()?;
+    let env = node.env()?;
+    if node.read_only {
+        return Err(stage::too_new());
+    }
+    ops::same_boot(node, &ask.expect_boot_id)?;
+    if ask.valid_until_unix != 0 && now > ask.valid_until_unix {
+        return Err(refuse(
+            Code::OrderExpired,
+            format!("the order was valid until {}, now is {now} (Unix seconds)", ask.valid_until_unix),
+        ));
+    }
+    let target = running.other();
+    let wanted = |slot: Slot| match &ask.digest {
+        Some(d) if !node.record(slot).is_some_and(|r| r.is(d)) => Err(refuse(
+            Code::NotStaged,
+            format!("slot {slot} holds {}, asked for {d}", node.shown(slot)),
+        )),
+        _ => Ok(()),
+    };
+    match node.phase {
+        Phase::Trial => {
+            return Err(refuse(
+                Code::TrialRunning,
+                format!("slot {running} is not committed yet ({} boots left)", env.left.unwrap_or(0)),
+            ));
+        }
+        Phase::Armed => return activate_again(node, now, ask, wanted(target)),
+        Phase::Foreign => {
+            if ask.digest.is_none() || wanted(env.cur).is_err() {
+                return Err(refuse(
+                    Code::UncommittedBoot,
+                    format!(
+                        "slot {running} runs but slot {} is the committed one: only that one's digest can be activated",
+                        env.cur
+                    ),
+                ));
+            }
+            return Ok(boot_committed(node, now, ask, env));
+        }
+        _ => {}
+    }
+    if node.state.not_started >= 2 {
+        return Err(refuse(
+            Code::TrialNotStarted,
+            format!(
+                "the boot loader did not count {} times in a row, so a trial could not end by itself: check GRUB with \"doctor\"; \
+                 \"forget\" allows another attempt",
+                node.state.not_started
+            ),
+        ));
+    }
+    let Some(staged) = node.state.staged.clone() else {
+        return Err(refuse(
+            Code::NotStaged,
+            format!(
+                "slot {target} holds {} and nothing is staged{}: stage first",
+                node.shown(target),
+                ask.digest.map(|d| format!(", asked for {d}")).unwrap_or_default()
+            ),
+        ));
+    };
+    wanted(target)?;
+    if !node
+        .whole_record(target)
+        .is_some_and(|r| r.image_sha256 == staged.image_sha256)
+    {
+        return Err(refuse(
+            Code::NotStaged,
+            format!("slot {target} holds {}, staged was {}", node.shown(target), staged.digest),
+        ));
+    }
+    let arm_ask = ArmAsk {
+        slot: target,
+        reboot: ask.reboot,
+        confirm: ask.confirm,
+        deadline_secs: ask.deadline_secs,
+        on_silence: ask.on_silence,
+    };
+    begin(node, now, &ask.op_id, Kind::Activate, &ask.asked_by, arm_ask)
+}
+
+/// Arms at once when this process read the slot back, else after the worker did.
+fn begin(node: &Node, now: i64, op_id: &str, kind: Kind, asked_by: &str, ask: ArmAsk) -> Result<Step> {
+    let mut next = node.clone();
+    let record = node.whole_record(ask.slot);
+    let digest = record.map(|r| r.shown().to_string()).unwrap_or_default();
+    let image = record.map(|r| r.image_sha256);
+    ops::open(&mut next, now, op_id, kind, asked_by, &digest);
+    let proven = image.is_some_and(|i| node.verified == Some((ask.slot, i)));
+    next.running_op = Some(Running {
+        op_id: op_id.to_owned(),
+        kind,
+        before: node.phase,
+        cancelling: false,
+        wrote: false,
+        then: Then::Arm(ask.clone()),
+    });
+    if proven {
+        return arm(next, now, op_id, &ask);
+    }
+    Ok(Step {
+        node: next,
+        effects: vec![
+            Effect::SaveState {
+                required: !node.read_only,
+            },
+            Effect::StartWork,
+        ],
+        outcome: Outcome::Started,
+    })
+}
+
+/// The slot was read back in this process: state, arm, read the environment back, reply, reboot.
+pub(super) fn arm(mut next: Node, now: i64, op_id: &str, ask: &ArmAsk) -> Result<Step> {
+    let env = next.env()?;
+    let Some(record) = next.whole_record(ask.slot).cloned() else {
+        return Err(stage::out_of_order());
+    };
+    if next.verified.take() != Some((ask.slot, record.image_sha256)) || ask.slot == env.cur {
+        return Err(stage::out_of_order());
+    }
+    let digest = next
+        .state
+        .staged
+        .as_ref()
+        .filter(|s| s.slot == ask.slot && s.image_sha256 == record.image_sha256)
+        .map_or_else(|| record.shown(), |s| s.digest);
+    next.state.armed = Some(Armed {
+        op_id: op_id.to_owned(),
+        slot: ask.slot,
+        digest: Some(digest),
+        version: record.version.clone(),
+        boot_id: next.boot.boot_id.clone(),
+        reboot_requested: ask.reboot,
+        confirm: ask.confirm,
+        deadline_secs: ask.deadline_secs,
+        on_silence: ask.on_silence,
+        armed_unix: now,
+        tries: Vec::new(),
+        verdict: None,
+        unknown: Default::default(),
+    });
+    let result = OpResult {
+        slot: Some(ask.slot),
+        image_sha256: Some(record.image_sha256),
+        image_size: record.image_size,
+        ..OpResult::default()
+    };
+    ops::finish(&mut next, now, op_id, Ok(result.clone()));
+    if let Some(o) = next.state.operation_mut(op_id) {
+        o.version.clone_from(&record.version);
+        o.reboot_requested = ask.reboot;
+        o.reboots = u32::from(ask.reboot);
+    }
+    next.running_op = None;
+    next.set_phase(Phase::Armed);
+    let armed = env.armed(ask.slot);
+    next.env = Some(armed);
+    let mut effects = vec![
+        Effect::SaveState {
+            required: !next.read_only,
+        },
+        Effect::Arm(ask.slot, armed),
+        Effect::ReadEnvBack(armed),
+        Effect::Reply,
+    ];
+    if ask.reboot {
+        effects.push(Effect::Reboot);
+    }
+    Ok(Step::done(next, effects, result))
+}
+
+/// Armed already: the same content with a reboot this time, or a refusal.
+fn activate_again(node: &Node, now: i64, ask: &ActivateAsk, wanted: Result<()>) -> Result<Step> {
+    wanted?;
+    let requested = node.state.armed.as_ref().is_some_and(|a| a.reboot_requested);
+    let (Some(armed), true, false) = (&node.state.armed, ask.reboot, requested) else {
+        return Err(refuse(
+            Code::TrialRunning,
+            "a slot is armed already and the next boot tries it: reboot, or cancel first",
+        ));
+    };
+    let slot = armed.slot;
+    let mut next = node.clone();
+    ops::open(
+        &mut next,
+        now,
+        &ask.op_id,
+        Kind::Activate,
+        &ask.asked_by,
+        &node.shown(slot),
+    );
+    if let Some(a) = &mut next.state.armed {
+        a.reboot_requested = true;
+        a.op_id.clone_from(&ask.op_id);
+        a.confirm = ask.confirm;
+        a.deadline_secs = ask.deadline_secs;
+        a.on_silence = ask.on_silence;
+    }
+    let result = OpResult {
+        slot: Some(slot),
+        already: true,
+        ..OpResult::default()
+    };
+    ops::finish(&mut next, now, &ask.op_id, Ok(result.clone()));
+    if let Some(o) = next.state.operation_mut(&ask.op_id) {
+        o.reboot_requested = true;
+        o.reboots = 1;
+    }
+    let effects = vec![Effect::SaveState { required: true }, Effect::Reply, Effect::Reboot];
+    Ok(Step::done(next, effects, result))
+}
+
+/// From a slot chosen at the console back to the committed one: it boots by default, only the reboot is missing.
+fn boot_committed(node: &Node, now: i64, ask: &ActivateAsk, env: Env) -> Step {
+    let mut next = node.clone();
+    ops::open(
+        &mut next,
+        now,
+        &ask.op_id,
+        Kind::Activate,
+        &ask.asked_by,
+        &node.shown(env.cur),
+    );
+    let result = OpResult {
+        slot: Some(env.cur),
+        already: true,
+        ..OpResult::default()
+    };
+    ops::finish(&mut next, now, &ask.op_id, Ok(result.clone()));
+    if let Some(o) = next.state.operation_mut(&ask.op_id) {
+        o.reboot_requested = ask.reboot;
+        o.reboots = u32::from(ask.reboot);
+    }
+    let mut effects = vec![Effect::SaveState { required: true }];
+    if env.try_slot.is_some() {
+        let after = env.disarmed();
+        next.env = Some(after);
+        next.state.armed = None;
+        effects.push(Effect::Disarm(after));
+    }
+    effects.push(Effect::Reply);
+    if ask.reboot {
+        effects.push(Effect::Reboot);
+    }
+    Step::done(next, effects, result)
+}
+
+/// Arming failed half-way: nothing stays armed.
+pub(super) fn arm_failed(node: &Node, now: i64, env: Option<Env>, e: &AgentError) -> Step {
+    let mut next = node.clone();
+    let mut effects = Vec::new();
+    next.env = env;
+    next.verified = None;
+    let op_id = next
+        .running_op
+        .take()
+        .map(|r| r.op_id)
+        .or_else(|| next.state.armed.as_ref().map(|a| a.op_id.clone()));
+    next.state.armed = None;
+    if let Some(id) = op_id {
+        ops::finish(&mut next, now, &id, Err(e));
+        if let Some(o) = next.state.operation_mut(&id) {
+            o.reboot_requested = false;
+            o.reboots = 0;
+        }
+    }
+    next.state.last_failure = Some(Failure::of(e.code, e.message.clone(), now));
+    let phase = if next.state.staged.is_some() {
+        Phase::Staged
+    } else {
+        Phase::Idle
+    };
+    next.set_phase(phase);
+    if let Some(env) = env.filter(|e| e.try_slot.is_some()) {
+        let after = env.disarmed();
+        next.env = Some(after);
+        effects.push(Effect::Disarm(after));
+    }
+    effects.extend([Effect::SaveState { required: false }, Effect::Reply]);
+    Step::new(next, effects)
+}
+
+pub(super) fn commit(node: &Node, now: i64, ask: &CommitAsk) -> Result<Step> {
+    if let Some(outcome) = ops::admit(node, &ask.op_id, Kind::Commit)? {
+        return Ok(Step::outcome(node, outcome));
+    }
+    let running = node.running()?;
+    let env = node.env()?;
+    ops::same_boot(node, &ask.boot_id)?;
+    if let Some(d) = &ask.digest {
+        let armed = node.state.armed.as_ref().is_some_and(|a| a.slot == running && a.digest == Some(*d));
+        if !armed && !node.record(running).is_some_and(|r| r.is(d)) {
+            return Err(refuse(
+                Code::NotStaged,
+                format!("slot {running} holds {}, asked to commit {d}", node.shown(running)),
+            ));
+        }
+    }
+    if env.cur == running {
+        return Ok(Step::done(
+            node.clone(),
+            vec![Effect::Reply],
+            OpResult {
+                slot: Some(running),
+                already: true,
+                ..OpResult::default()
+            },
+        ));
+    }
+    if node.phase == Phase::Trial && node.boot.gated && !node.healthy {
+        return Err(refuse(
+            Code::TrialRunning,
+            format!("slot {running} cannot be committed yet: its health gates do not all hold; see status, and repeat"),
+        ));
+    }
+    let mut next = node.clone();
+    ops::open(
+        &mut next,
+        now,
+        &ask.op_id,
+        Kind::Commit,
+        &ask.asked_by,
+        &node.shown(running),
+    );
+    let result = OpResult {
+        slot: Some(running),
+        ..OpResult::default()
+    };
+    ops::finish(&mut next, now, &ask.op_id, Ok(result.clone()));
+    let effects = commit_effects(&mut next, running, env);
+    Ok(Step::done(next, effects, result))
+}
+
+/// Commit, read back, then the state.
+pub(super) fn commit_effects(next: &mut Node, running: Slot, env: Env) -> Vec<Effect> {
+    let after = env.committed_to(running);
+    next.env = Some(after);
+    let mut effects = vec![Effect::Commit(after), Effect::ReadEnvBack(after)];
+    if let Some(a) = next.state.armed.clone() {
+        settle_commit(next, running, &a);
+    } else {
+        next.state.staged = None;
+        next.set_phase(Phase::Idle);
+    }
+    effects.extend([
+        Effect::SaveState { required: false },
+        Effect::StopTrialTimer,
+        Effect::Reply,
+    ]);
+    effects
+}
+
+/// What a commit of `running` leaves in the state.
+pub(super) fn settle_commit(next: &mut Node, running: Slot, armed: &Armed) {
+    if armed.slot == running {
+        ops::remark(next, &armed.op_id, format!("slot {running} is committed"));
+        if let Some(d) = armed.digest {
+            next.state.failed_digests.retain(|f| f.digest != d);
+            next.state.failed_stages.retain(|f| f.digest != d);
+        }
+    }
+    next.state.armed = None;
+    next.state.staged = None;
+    next.state.not_started = 0;
+    next.healthy = false;
+    next.set_phase(Phase::Idle);
+}
+
+pub(super) fn rollback(node: &Node, now: i64, ask: &RollbackAsk) -> Result<Step> {
+    if let Some(outcome) = ops::admit(node, &ask.op_id, Kind::Rollback)? {
+        return Ok(Step::outcome(node, outcome));
+    }
+    let running = node.running()?;
+    let env = node.env()?;
+    ops::same_boot(node, &ask.expect_boot_id)?;
+    let target = running.other();
+    match node.phase {
+        Phase::Trial => {
+            let mut next = node.clone();
+            log_rollback(&mut next, now, ask, env.cur, node.boot.gated);
+            let mut step = trial::end(next, now, env, Cause::RolledBack, "somebody called rollback");
+            let reboot = step.effects.iter().position(|e| *e == Effect::Reboot);
+            step.effects.insert(reboot.unwrap_or(step.effects.len()), Effect::Reply);
+            step.outcome = Outcome::Done(OpResult {
+                slot: Some(env.cur),
+                ..OpResult::default()
+            });
+            Ok(step)
+        }
+        Phase::Armed => {
+            let mut next = node.clone();
+            log_rollback(&mut next, now, ask, running, false);
+            Ok(disarm(next, env, running))
+        }
+        Phase::Foreign => {
+            let mut next = node.clone();
+            log_rollback(&mut next, now, ask, env.cur, ask.reboot);
+            let mut effects = vec![Effect::SaveState { required: false }];
+            if env.try_slot.is_some() {
+                let after = env.disarmed();
+                next.env = Some(after);
+                next.state.armed = None;
+                effects.push(Effect::Disarm(after));
+            }
+            effects.push(Effect::Reply);
+            if ask.reboot {
+                effects.push(Effect::Reboot);
+            }
+            let result = OpResult {
+                slot: Some(env.cur),
+                ..OpResult::default()
+            };
+            Ok(Step::done(next, effects, result))
+        }
+        _ => {
+            match node.record(target) {
+                None => {
+                    return Err(refuse(
+                        Code::NothingToDo,
+                        format!("slot {target} has no record, so there is nothing known to roll back to"),
+                    ));
+                }
+                Some(r) if r.content == Content::Dirty => {
+                    return Err(refuse(
+                        Code::NotStaged,
+                        format!("slot {target} holds a half-written image: stage first"),
+                    ));
+                }
+                Some(r) => {
+                    if let Some(f) = node.state.failed_digests.iter().find(|f| f.denied && r.is(&f.digest)) {
+                        return Err(refuse(
+                            Code::DigestFailedBefore,
+                            format!(
+                                "slot {target} holds {}, which fell back: {}; \"forget\" allows it again",
+                                f.digest,
+                                f.cause.as_str()
+                            ),
+                        ));
+                    }
+                }
+            }
+            let arm_ask = ArmAsk {
+                slot: target,
+                reboot: ask.reboot,
+                confirm: Default::default(),
+                deadline_secs: 0,
+                on_silence: Default::default(),
+            };
+            begin(node, now, &ask.op_id, Kind::Rollback, &ask.asked_by, arm_ask)
+        }
+    }
+}
+
+fn log_rollback(next: &mut Node, now: i64, ask: &RollbackAsk, to: Slot, reboot: bool) {
+    ops::open(next, now, &ask.op_id, Kind::Rollback, &ask.asked_by, "");
+    let result = OpResult {
+        slot: Some(to),
+        ..OpResult::default()
+    };
+    ops::finish(next, now, &ask.op_id, Ok(result));
+    if let Some(o) = next.state.operation_mut(&ask.op_id) {
+        o.reboot_requested = reboot;
+        o.reboots = u32::from(reboot);
+    }
+}
+
+/// Takes an armed slot back.
+fn disarm(mut next: Node, env: Env, running: Slot) -> Step {
+    let after = env.disarmed();
+    next.env = Some(after);
+    if let Some(a) = next.state.armed.take() {
+        ops::remark(&mut next, &a.op_id, "disarmed before it was tried".to_owned());
+    }
+    let phase = if next.state.staged.is_some() {
+        Phase::Staged
+    } else {
+        Phase::Idle
+    };
+    next.set_phase(phase);
+    Step::done(
+        next,
+        vec![
+            Effect::Disarm(after),
+            Effect::ReadEnvBack(after),
+            Effect::SaveState { required: false },
+            Effect::Reply,
+        ],
+        OpResult {
+            slot: Some(running),
+            ..OpResult::default()
+        },
+    )
+}
+
+pub(super) fn cancel(node: &Node, now: i64, ask: &CancelAsk) -> Result<Step> {
+    if let Some(old) = node.state.operation(&ask.op_id)
+        && old.kind == Kind::Cancel
+        && old.finished_unix != 0
+    {
+        return Ok(Step::outcome(node, Outcome::Replay(Box::new(old.clone()))));
+    }
+    ops::same_boot(node, &ask.expect_boot_id)?;
+    let is_target = |id: &str| ask.target_op_id.is_empty() || ask.target_op_id == id;
+    if let Some(r) = &node.running_op {
+        if !is_target(&r.op_id) {
+            return Err(refuse(
+                Code::NothingToDo,
+                format!("operation {} is not running, {} is", ask.target_op_id, r.op_id),
+            ));
+        }
+        let mut next = node.clone();
+        if let Some(r) = &mut next.running_op {
+            r.cancelling = true;
+        }
+        return Ok(Step::new(next, vec![Effect::CancelWork, Effect::Reply]));
+    }
+    let armed = node.state.armed.as_ref().map_or("", |a| a.op_id.as_str());
+    if node.phase == Phase::Armed && is_target(armed) {
+        let running = node.running()?;
+        let env = node.env()?;
+        let mut next = node.clone();
+        ops::open(&mut next, now, &ask.op_id, Kind::Cancel, &ask.asked_by, "");
+        ops::finish(&mut next, now, &ask.op_id, Ok(OpResult::default()));
+        return Ok(disarm(next, env, running));
+    }
+    Err(refuse(
+        Code::NothingToDo,
+        format!("nothing to cancel: no operation runs and no slot is armed ({})", node.phase.as_str()),
+    ))
+}
+
+pub(super) fn forget(node: &Node, digest: &Sha256Digest) -> Result<Step> {
+    if node.read_only {
+        return Err(stage::too_new());
+    }
+    let mut next = node.clone();
+    next.state.failed_digests.retain(|f| f.digest != *digest);
+    next.state.failed_stages.retain(|f| f.digest != *digest);
+    let staged = node.state.staged.as_ref().is_some_and(|s| s.digest == *digest);
+    if staged {
+        next.state.not_started = 0;
+    }
+    if next == *node {
+        return Err(refuse(
+            Code::NothingToDo,
+            format!("{digest} is not among the digests that failed; see status"),
+        ));
+    }
+    Ok(Step::new(
+        next,
+        vec![Effect::SaveState { required: true }, Effect::Reply],
+    ))
+}
