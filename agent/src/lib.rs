@@ -1,18 +1,31 @@
 //! Slipway's node agent, as a library: the binary, the end-to-end tests and the cluster tests share it.
 //!
-//! Decisions (`machine`, `slots`, `config`) are pure; `engine` alone performs their effects through `ports`.
+//! Decisions (`machine`, `gates`, `slots`, `config`) are pure; `engine` alone performs their effects through `ports`.
 
+pub mod activate;
 pub mod boot;
+pub mod config;
+pub mod engine;
+pub mod client;
 pub mod error;
 pub mod fetch;
+pub mod gates;
 pub mod gpt_table;
 pub mod grow_persist;
+pub mod health;
 pub mod inspect;
+pub mod machine;
+pub mod node;
+pub mod notify;
 pub mod payload;
 pub mod ports;
+pub mod server;
 pub mod slots;
+pub mod state;
+pub mod store;
 pub mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testdisk;
 pub mod verify;
+pub mod wire;
 pub mod write;

@@ -1,0 +1,471 @@
+//! The command line: arguments in, one call, one answer out. Exit codes are those of `os_proto::codes`.
+
+mod progress;
+mod serve;
+mod show;
+mod target;
+
+use camino::Utf8PathBuf;
+use clap::{Args, Parser, Subcommand};
+use os_agent::error::{AgentError, Result};
+use os_agent::node::OfflineDisk;
+use os_agent::ports::Report;
+use os_proto::codes::{Code, exit};
+use os_proto::layout::Slot;
+use os_proto::v1;
+use progress::Progress;
+use std::io::Write;
+use std::process::ExitCode;
+use target::Target;
+
+/// Updates the operating system of this node: fetches an image, writes it to the inactive slot, tries it, keeps it or
+/// falls back.
+#[derive(Debug, Parser)]
+#[command(
+    name = "os-agent",
+    version,
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 corrupt or not authentic, 5 temporary\n\n\
+Examples:\n  \
+os-agent status\n  \
+os-agent stage --image https://images.example/2/update.img --sha256 9f86…  --version 2\n  \
+os-agent activate --reboot\n  \
+os-agent status --disk system.img --running A      (offline, without a daemon and without root)"
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    place: Where,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Where the command works.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Where {
+    /// Work on this disk image or disk instead of the running node
+    #[arg(long, global = true, value_name = "IMAGE", requires = "running")]
+    disk: Option<Utf8PathBuf>,
+    /// With --disk: the slot that counts as running and is left alone
+    #[arg(long, global = true, value_name = "A|B", requires = "disk")]
+    running: Option<Slot>,
+    /// With --disk: the state directory [default: IMAGE.state]
+    #[arg(long, global = true, value_name = "DIR", requires = "disk")]
+    state: Option<Utf8PathBuf>,
+    /// The agent's socket
+    #[arg(long, global = true, value_name = "PATH", default_value = os_proto::SOCKET_PATH)]
+    socket: Utf8PathBuf,
+    /// Print one JSON document instead of text
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the agent (started by os-agent.service)
+    Serve,
+    /// Show the slots, what boots next, and what happened
+    Status,
+    /// Show the status again on every change
+    Watch,
+    /// Fetch an image, write it to the inactive slot and read it back
+    #[command(after_help = "Examples:\n  \
+os-agent stage --image https://images.example/2/update.img --sha256 9f86d081…\n  \
+os-agent stage --image ./update.img --sha256 $(sha256sum < update.img | cut -d' ' -f1) --version 2\n  \
+os-agent stage --image slot:B                       (what slot B holds already)")]
+    Stage(StageArgs),
+    /// Arm the staged slot: the next boot tries it, up to three times
+    Activate(ActivateArgs),
+    /// Make the running slot the default
+    Commit(DigestArg),
+    /// End a running trial, take an armed slot back, or go to the other slot
+    Rollback(RollbackArgs),
+    /// Stop a running stage, or take an armed slot back
+    Cancel(CancelArgs),
+    /// Allow a digest again that fell back
+    Forget {
+        /// SHA-256 as `status` shows it
+        digest: String,
+    },
+    /// Read a slot and compare it with its record
+    VerifySlot {
+        /// Which [default: the inactive one]
+        slot: Option<Slot>,
+    },
+    /// List past operations, newest first
+    History {
+        /// At most so many; 0 = all
+        #[arg(long, default_value_t = 20)]
+        limit: u32,
+    },
+    /// Grow PERSIST to the end of the disk (started by its own unit)
+    GrowPersist,
+    #[command(hide = true, disable_help_flag = true)]
+    Configure(Rest),
+    #[command(hide = true, disable_help_flag = true)]
+    Doctor(Rest),
+    #[command(hide = true, disable_help_flag = true)]
+    Report(Rest),
+    #[command(hide = true, disable_help_flag = true)]
+    Crashtest(Rest),
+    #[command(hide = true, disable_help_flag = true)]
+    ApiProxy(Rest),
+    #[command(hide = true, disable_help_flag = true)]
+    Steps(Rest),
+}
+
+/// Arguments of a command that does not exist yet.
+#[derive(Debug, Args)]
+struct Rest {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct StageArgs {
+    /// http(s) URL, file, or slot:A / slot:B
+    #[arg(long, value_name = "URL|FILE")]
+    image: String,
+    /// SHA-256 of that file (not needed with slot:)
+    #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
+    sha256: String,
+    /// Refuse unless the image's PRETTY_NAME or VERSION_ID is this
+    #[arg(long, value_name = "V")]
+    version: Option<String>,
+    /// Permit plain http
+    #[arg(long)]
+    allow_http: bool,
+    /// Permit an image that is older than the running one
+    #[arg(long)]
+    allow_older: bool,
+    /// Return as soon as the agent has begun
+    #[arg(long, conflicts_with = "disk")]
+    no_wait: bool,
+    /// Also when this digest fell back or failed too often before
+    #[arg(long)]
+    force: bool,
+    /// Check whether it would be accepted; fetch and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// At most so many bytes per second (suffixes K, M, G)
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    limit_rate: Option<u64>,
+    /// Operation id; the same one joins or returns the stored result
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    op_id: String,
+}
+
+#[derive(Debug, Args)]
+struct ActivateArgs {
+    /// Reboot afterwards
+    #[arg(long, conflicts_with = "disk")]
+    reboot: bool,
+    /// The slot must hold this
+    #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
+    digest: String,
+    /// Span of a trial boot in seconds [default: the node's]
+    #[arg(long, value_name = "SECS", default_value_t = 0, hide_default_value = true)]
+    deadline_secs: u64,
+    /// Operation id
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    op_id: String,
+}
+
+#[derive(Debug, Args)]
+struct DigestArg {
+    /// The running slot must hold this
+    #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
+    digest: String,
+}
+
+#[derive(Debug, Args)]
+struct RollbackArgs {
+    /// Reboot afterwards (the end of a running trial always does)
+    #[arg(long, conflicts_with = "disk")]
+    reboot: bool,
+}
+
+#[derive(Debug, Args)]
+struct CancelArgs {
+    /// Only this operation [default: whatever runs]
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    op_id: String,
+}
+
+fn rate(text: &str) -> std::result::Result<u64, String> {
+    let (number, factor) = match text.chars().last() {
+        Some('K' | 'k') => (text.get(..text.len() - 1), 1 << 10),
+        Some('M' | 'm') => (text.get(..text.len() - 1), 1 << 20),
+        Some('G' | 'g') => (text.get(..text.len() - 1), 1 << 30),
+        _ => (Some(text), 1),
+    };
+    number
+        .and_then(|n| n.parse::<u64>().ok())
+        .and_then(|n| n.checked_mul(factor))
+        .filter(|n| *n > 0)
+        .ok_or_else(|| format!("{text:?}: expected a number of bytes per second such as 500K or 20M"))
+}
+
+impl Where {
+    fn offline(&self) -> Option<OfflineDisk> {
+        Some(OfflineDisk {
+            disk: self.disk.clone()?,
+            running: self.running?,
+            state: self.state.clone(),
+        })
+    }
+}
+
+/// Runs a command and says how it ended.
+pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
+    let json = cli.place.json;
+    let result = match cli.command {
+        Command::Serve => serve::run(cli.place, handle).await,
+        other => command(other, &cli.place, handle).await,
+    };
+    match result {
+        Ok(()) => ExitCode::from(exit::DONE),
+        Err(e) => {
+            eprintln!("os-agent: {e}");
+            if json {
+                let doc = serde_json::json!({"error": {
+                    "code": e.code.as_str(), "class": e.class().as_str(), "message": e.message}});
+                out(&format!("{doc}\n"));
+            }
+            ExitCode::from(e.code.exit_code())
+        }
+    }
+}
+
+/// Prints to standard output; a reader that went away is no failure.
+fn out(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    let _ = std::io::stdout().flush();
+}
+
+fn print(json: bool, value: &serde_json::Value, text: &str) {
+    if json {
+        out(&format!(
+            "{}\n",
+            serde_json::to_string_pretty(value).unwrap_or_default()
+        ));
+    } else {
+        out(text);
+    }
+}
+
+fn not_built(what: &str) -> Result<()> {
+    Err(AgentError::new(
+        Code::Unimplemented,
+        format!("\"os-agent {what}\" is not built yet"),
+    ))
+}
+
+async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle) -> Result<()> {
+    let json = place.json;
+    let looks = matches!(
+        command,
+        Command::Status | Command::History { .. } | Command::VerifySlot { .. }
+    ) || matches!(&command, Command::Stage(a) if a.dry_run);
+    match &command {
+        Command::Configure(_) => return not_built("configure"),
+        Command::Doctor(_) => return not_built("doctor"),
+        Command::Report(_) => return not_built("report"),
+        Command::Crashtest(_) => return not_built("crashtest"),
+        Command::ApiProxy(_) => return not_built("api-proxy"),
+        Command::Steps(_) => return not_built("steps"),
+        Command::GrowPersist => return serve::grow_persist(place.offline().as_ref()).await,
+        _ => {}
+    }
+    let mut target = Target::open(place, handle, looks).await?;
+    let result = match command {
+        Command::Status => target
+            .status()
+            .await
+            .map(|s| print(json, &show::status_json(&s), &show::status(&s))),
+        Command::Watch => watch(&mut target, json).await,
+        Command::Stage(a) => stage(&mut target, a, json).await,
+        Command::Activate(a) => {
+            let request = v1::ActivateRequest {
+                op_id: a.op_id,
+                digest: a.digest,
+                reboot: a.reboot,
+                deadline_secs: a.deadline_secs,
+                ..Default::default()
+            };
+            let progress = Progress::new(json);
+            target.activate(request, &progress).await.map(|r| {
+                let slot = show::slot(r.slot);
+                let text = if r.reboot_requested {
+                    format!("slot {slot} is armed; the node reboots\n")
+                } else {
+                    format!("slot {slot} is armed; the next boot tries it\n")
+                };
+                let doc = serde_json::json!({"op_id": r.op_id, "slot": slot, "reboot_requested": r.reboot_requested});
+                print(json, &doc, &text);
+            })
+        }
+        Command::Commit(a) => {
+            let request = v1::CommitRequest {
+                digest: a.digest,
+                ..Default::default()
+            };
+            target.commit(request).await.map(|r| {
+                let slot = show::slot(r.slot);
+                let was = if r.already { " already" } else { "" };
+                let doc = serde_json::json!({"committed": r.committed, "slot": slot, "already": r.already});
+                print(json, &doc, &format!("slot {slot} is the default{was}\n"));
+            })
+        }
+        Command::Rollback(a) => {
+            let request = v1::RollbackRequest {
+                reboot: a.reboot,
+                ..Default::default()
+            };
+            let progress = Progress::new(json);
+            target.rollback(request, &progress).await.map(|r| {
+                let slot = show::slot(r.slot);
+                let how = if r.reboot_requested {
+                    "; the node reboots"
+                } else {
+                    ""
+                };
+                let doc = serde_json::json!({"slot": slot, "reboot_requested": r.reboot_requested});
+                print(json, &doc, &format!("slot {slot} boots next{how}\n"));
+            })
+        }
+        Command::Cancel(a) => {
+            let request = v1::CancelRequest {
+                target_op_id: a.op_id,
+                ..Default::default()
+            };
+            target
+                .cancel(request)
+                .await
+                .map(|()| print(json, &serde_json::json!({"cancelled": true}), "cancelled\n"))
+        }
+        Command::Forget { digest } => target
+            .forget(&digest)
+            .await
+            .map(|()| print(json, &serde_json::json!({"forgotten": true}), "forgotten\n")),
+        Command::VerifySlot { slot } => verify(&mut target, slot, json).await,
+        Command::History { limit } => target
+            .history(limit)
+            .await
+            .map(|h| print(json, &show::history_json(&h), &show::history(&h))),
+        _ => Ok(()),
+    };
+    target.close();
+    result
+}
+
+async fn watch(target: &mut Target, json: bool) -> Result<()> {
+    target
+        .watch(|s| {
+            if json {
+                out(&format!("{}\n", show::status_json(&s)));
+            } else {
+                out(&format!("{}\n", show::status(&s)));
+            }
+        })
+        .await
+}
+
+async fn stage(target: &mut Target, a: StageArgs, json: bool) -> Result<()> {
+    let request = request(&a)?;
+    let progress = Progress::new(json);
+    let result = target.stage(request, a.no_wait, &progress).await;
+    progress.end();
+    match result? {
+        target::Staged::Begun(op_id) => print(
+            json,
+            &serde_json::json!({"op_id": op_id, "begun": true}),
+            &format!("staging has begun as operation {op_id}; see os-agent status\n"),
+        ),
+        target::Staged::Done(r) if a.dry_run => print(
+            json,
+            &serde_json::json!({"would_stage": true, "digest": r.digest}),
+            "it would be accepted\n",
+        ),
+        target::Staged::Done(r) => print(json, &show::staged_json(&r), &show::staged(&r)),
+    }
+    Ok(())
+}
+
+fn request(a: &StageArgs) -> Result<v1::StageRequest> {
+    let usage = |m: String| AgentError::new(Code::InvalidArgument, m);
+    let from = if let Some(s) = a.image.strip_prefix("slot:") {
+        let slot: Slot = s.parse().map_err(usage)?;
+        v1::source::From::Slot(v1::Slot::from(slot) as i32)
+    } else if a.image.contains("://") {
+        v1::source::From::Url(a.image.clone())
+    } else {
+        let path = std::path::absolute(&a.image).map_err(|e| usage(format!("{}: {e}", a.image)))?;
+        v1::source::From::File(path.to_string_lossy().into_owned())
+    };
+    if a.sha256.is_empty() && !matches!(from, v1::source::From::Slot(_)) {
+        return Err(usage(
+            "--sha256 HEX is needed: the SHA-256 of the file".to_owned(),
+        ));
+    }
+    Ok(v1::StageRequest {
+        op_id: a.op_id.clone(),
+        source: Some(v1::Source {
+            from: Some(from),
+            certificates: None,
+            mtls: false,
+            allow_http: a.allow_http,
+        }),
+        checksum: a.sha256.clone(),
+        os_image: a.version.clone().unwrap_or_default(),
+        allow_older: a.allow_older,
+        full_fallback: false,
+        force: a.force,
+        dry_run: a.dry_run,
+        rate_bytes_per_sec: a.limit_rate.unwrap_or(0),
+    })
+}
+
+async fn verify(target: &mut Target, slot: Option<Slot>, json: bool) -> Result<()> {
+    let progress = std::sync::Arc::new(Progress::new(json));
+    let report: std::sync::Arc<dyn Report> = progress.clone();
+    let r = target.verify_slot(slot, report).await;
+    progress.end();
+    let r = r?;
+    let name = show::slot(r.slot);
+    let doc = serde_json::json!({"slot": name, "ok": r.ok, "image_sha256": r.image_sha256, "wanted_sha256": r.wanted_sha256});
+    if r.ok {
+        print(
+            json,
+            &doc,
+            &format!("slot {name} is {}, as recorded\n", r.image_sha256),
+        );
+        return Ok(());
+    }
+    if json {
+        print(json, &doc, "");
+    }
+    Err(AgentError::new(
+        Code::MediumCorrupt,
+        format!(
+            "slot {name} is {}, recorded is {}",
+            r.image_sha256, r.wanted_sha256
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn rates_have_suffixes() {
+        assert_eq!(rate("500K"), Ok(512_000));
+        assert_eq!(rate("7"), Ok(7));
+        assert!(rate("M").is_err() && rate("0").is_err() && rate("1T").is_err() && rate("é").is_err());
+    }
+}

@@ -1,0 +1,274 @@
+//! Answers as text for people and as JSON for programs. PURE.
+
+use super::progress::mib;
+use os_proto::v1;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// A slot's letter; `-` = none.
+pub(crate) fn slot(n: i32) -> &'static str {
+    match v1::Slot::try_from(n) {
+        Ok(v1::Slot::A) => "A",
+        Ok(v1::Slot::B) => "B",
+        _ => "-",
+    }
+}
+
+fn slot_json(n: i32) -> Value {
+    match slot(n) {
+        "-" => Value::Null,
+        s => json!(s),
+    }
+}
+
+fn phase(n: i32) -> &'static str {
+    match v1::Phase::try_from(n).unwrap_or(v1::Phase::Unspecified) {
+        v1::Phase::Unspecified => "unknown",
+        v1::Phase::Idle => "idle",
+        v1::Phase::Staging => "staging",
+        v1::Phase::Staged => "staged",
+        v1::Phase::Armed => "armed",
+        v1::Phase::Trial => "trial",
+        v1::Phase::FellBack => "fell-back",
+        v1::Phase::Foreign => "foreign",
+        v1::Phase::NoSlots => "no-slots",
+    }
+}
+
+fn slot_state(n: i32) -> &'static str {
+    match v1::SlotState::try_from(n).unwrap_or(v1::SlotState::Unspecified) {
+        v1::SlotState::Unspecified | v1::SlotState::Unknown => "unknown",
+        v1::SlotState::Empty => "empty",
+        v1::SlotState::Dirty => "dirty",
+        v1::SlotState::Verified => "verified",
+        v1::SlotState::Committed => "committed",
+        v1::SlotState::Failed => "failed",
+    }
+}
+
+fn cause(n: i32) -> Option<&'static str> {
+    Some(match v1::Cause::try_from(n).unwrap_or(v1::Cause::Unspecified) {
+        v1::Cause::Unspecified => return None,
+        v1::Cause::Panic => "panic",
+        v1::Cause::HealthFailed => "health-failed",
+        v1::Cause::Deadline => "deadline",
+        v1::Cause::NoReport => "no-report",
+        v1::Cause::Interrupted => "interrupted",
+        v1::Cause::RolledBack => "rolled-back",
+        v1::Cause::NotStarted => "not-started",
+    })
+}
+
+fn when(unix: i64) -> String {
+    jiff::Timestamp::from_second(unix).map_or_else(|_| unix.to_string(), |t| t.to_string())
+}
+
+fn short(digest: &str) -> &str {
+    digest.get(..12).unwrap_or(digest)
+}
+
+/// `status` for people.
+pub(crate) fn status(s: &v1::StatusReply) -> String {
+    let mut t = String::new();
+    let os = if s.os_version.is_empty() {
+        "unknown system"
+    } else {
+        &s.os_version
+    };
+    let _ = writeln!(t, "{os}: slot {} runs, {}", slot(s.running), phase(s.phase));
+    for k in &s.slots {
+        let mark = if k.running { '*' } else { ' ' };
+        let version = if k.version.is_empty() { "-" } else { &k.version };
+        let digest = k.payload_digests.first().unwrap_or(&k.image_sha256);
+        let _ = writeln!(
+            t,
+            "{mark} {}  {:<10} version {version:<16} {} of {}  {}",
+            slot(k.slot),
+            slot_state(k.state),
+            mib(k.image_size),
+            mib(k.size),
+            short(digest),
+        );
+    }
+    if let Some(e) = &s.env {
+        let _ = write!(t, "next boot: slot {}", slot(e.cur));
+        if e.try_slot != 0 {
+            let left = e.left.map_or_else(|| "?".to_owned(), |l| l.to_string());
+            let _ = write!(t, ", trying slot {} ({left} tries left)", slot(e.try_slot));
+        }
+        let _ = writeln!(t);
+    }
+    if let Some(x) = &s.trial {
+        let _ = writeln!(
+            t,
+            "trial: slot {}, {} tries left, {} of {} s left",
+            slot(x.slot),
+            x.tries_left,
+            x.deadline_left_secs,
+            x.deadline_secs
+        );
+    }
+    if let Some(h) = &s.health {
+        let word = if h.healthy { "healthy" } else { "not healthy yet" };
+        let _ = writeln!(
+            t,
+            "health: {word}, boot-complete {}",
+            if h.boot_complete { "reached" } else { "not reached" }
+        );
+        for k in h.hooks.iter().filter(|k| k.verdict != "good") {
+            let _ = writeln!(t, "  hook {}: {} {}", k.name, k.verdict, k.output.trim());
+        }
+    }
+    if let Some(p) = &s.progress {
+        let _ = writeln!(
+            t,
+            "operation {}: {} {} of {}",
+            p.op_id,
+            p.step,
+            mib(p.done_bytes),
+            mib(p.total_bytes)
+        );
+        if !p.waiting_for.is_empty() {
+            let _ = writeln!(t, "  waiting: {}", p.waiting_for);
+        }
+    }
+    if let Some(f) = &s.last_failure {
+        let what = cause(f.cause).unwrap_or(&f.code);
+        let _ = writeln!(t, "last failure: {} ({what}): {}", when(f.at_unix), f.message);
+    }
+    for d in &s.failed_digests {
+        let word = if d.denied { "denied" } else { "not denied" };
+        let _ = writeln!(
+            t,
+            "failed: {} version {} ({}, {} times, {word})",
+            d.digest,
+            d.version,
+            cause(d.cause).unwrap_or("?"),
+            d.count
+        );
+    }
+    if s.reboot_required {
+        let _ = writeln!(t, "reboot required: {}", s.reboot_reason);
+    }
+    for p in &s.problems {
+        let _ = writeln!(t, "problem: {}: {}", p.code, p.message);
+    }
+    t
+}
+
+/// `status` for programs.
+pub(crate) fn status_json(s: &v1::StatusReply) -> Value {
+    json!({
+        "agent_version": s.agent_version, "boot_id": s.boot_id, "machine_id": s.machine_id,
+        "os_version": s.os_version, "version_id": s.version_id,
+        "phase": phase(s.phase), "running": slot_json(s.running),
+        "slots": s.slots.iter().map(|k| json!({
+            "slot": slot(k.slot), "version": k.version, "image_sha256": k.image_sha256, "image_size": k.image_size,
+            "payload_digests": k.payload_digests, "state": slot_state(k.state), "part_uuid": k.part_uuid,
+            "size": k.size, "running": k.running, "committed": k.committed,
+        })).collect::<Vec<_>>(),
+        "env": s.env.as_ref().map(|e| json!({
+            "cur": slot_json(e.cur), "try": slot_json(e.try_slot), "left": e.left, "gen": e.r#gen,
+            "env1_valid": e.env1_valid, "env2_valid": e.env2_valid, "copies_equal": e.copies_equal,
+        })),
+        "operation": s.operation.as_ref().map(operation_json),
+        "progress": s.progress.as_ref().map(|p| json!({
+            "op_id": p.op_id, "step": p.step, "done_bytes": p.done_bytes, "total_bytes": p.total_bytes,
+            "fetched_bytes": p.fetched_bytes, "written_bytes": p.written_bytes, "saved_bytes": p.saved_bytes,
+            "rate_bytes_per_sec": p.rate_bytes_per_sec, "eta_secs": p.eta_secs, "attempt": p.attempt,
+            "waiting_for": p.waiting_for,
+        })),
+        "last_failure": s.last_failure.as_ref().map(|f| json!({
+            "code": f.code, "class": f.class, "message": f.message, "at_unix": f.at_unix, "digest": f.digest,
+            "cause": cause(f.cause), "last_sign_of_life": f.last_sign_of_life, "tries": f.tries, "slot": slot_json(f.slot),
+        })),
+        "failed_digests": s.failed_digests.iter().map(|d| json!({
+            "digest": d.digest, "version": d.version, "cause": cause(d.cause), "detail": d.detail, "count": d.count,
+            "at_unix": d.at_unix, "denied": d.denied,
+        })).collect::<Vec<_>>(),
+        "health": s.health.as_ref().map(|h| json!({
+            "boot_complete": h.boot_complete, "kubelet_probed": h.kubelet_probed, "kubelet_ok": h.kubelet_ok,
+            "good_since_unix": h.good_since_unix, "healthy": h.healthy,
+            "hooks": h.hooks.iter().map(|k| json!({
+                "name": k.name, "exit_code": k.exit_code, "verdict": k.verdict, "output": k.output,
+            })).collect::<Vec<_>>(),
+        })),
+        "trial": s.trial.as_ref().map(|x| json!({
+            "slot": slot(x.slot), "tries_left": x.tries_left,
+            "confirm": if x.confirm == v1::Confirm::Cluster as i32 { "cluster" } else { "local" },
+            "on_silence": if x.on_silence == v1::OnSilence::Keep as i32 { "keep" } else { "reboot" },
+            "deadline_secs": x.deadline_secs, "deadline_left_secs": x.deadline_left_secs, "op_id": x.op_id, "digest": x.digest,
+        })),
+        "problems": s.problems.iter().map(|p| json!({"code": p.code, "message": p.message})).collect::<Vec<_>>(),
+        "reboot_required": s.reboot_required, "reboot_reason": s.reboot_reason,
+        "persist_available": s.persist_available, "read_only_state": s.read_only_state,
+        "pending_settings": s.pending_settings,
+    })
+}
+
+fn operation_json(o: &v1::Operation) -> Value {
+    json!({
+        "op_id": o.op_id, "kind": o.kind, "digest": o.digest, "version": o.version, "asked_by": o.asked_by,
+        "started_unix": o.started_unix, "finished_unix": o.finished_unix, "code": o.code, "message": o.message,
+        "boot_id": o.boot_id, "reboot_requested": o.reboot_requested,
+    })
+}
+
+/// `history` for people.
+pub(crate) fn history(h: &v1::HistoryReply) -> String {
+    let mut t = String::new();
+    for o in &h.operations {
+        let end = match (o.finished_unix, o.code.as_str()) {
+            (0, _) => "not finished",
+            (_, "") => "done",
+            (_, code) => code,
+        };
+        let _ = writeln!(
+            t,
+            "{}  {:<9} {end:<20} {} {}{}",
+            when(o.started_unix),
+            o.kind,
+            short(&o.digest),
+            if o.version.is_empty() {
+                String::new()
+            } else {
+                format!("version {} ", o.version)
+            },
+            o.message
+        );
+    }
+    t
+}
+
+/// `history` for programs.
+pub(crate) fn history_json(h: &v1::HistoryReply) -> Value {
+    json!({"operations": h.operations.iter().map(operation_json).collect::<Vec<_>>()})
+}
+
+/// The result of `stage` for people.
+pub(crate) fn staged(r: &v1::StageResult) -> String {
+    let how = if r.already_staged {
+        "was there already and reads back right".to_owned()
+    } else {
+        format!(
+            "{} fetched, {} written, read back",
+            mib(r.fetched_bytes),
+            mib(r.written_bytes)
+        )
+    };
+    format!(
+        "slot {} holds version {} ({}): {how}\n",
+        slot(r.slot),
+        r.version,
+        short(&r.image_sha256)
+    )
+}
+
+/// The result of `stage` for programs.
+pub(crate) fn staged_json(r: &v1::StageResult) -> Value {
+    json!({
+        "op_id": r.op_id, "digest": r.digest, "image_sha256": r.image_sha256, "version": r.version, "slot": slot_json(r.slot),
+        "image_size": r.image_size, "fetched_bytes": r.fetched_bytes, "written_bytes": r.written_bytes,
+        "already_staged": r.already_staged,
+    })
+}
