@@ -17,19 +17,21 @@ pub type Client = AgentClient<Channel>;
 pub async fn connect(path: &Utf8Path) -> Result<Client> {
     let socket = path.to_owned();
     // Once by hand, because the transport hides why it failed.
-    tokio::net::UnixStream::connect(&socket).await.map_err(|e| match e.kind() {
-        std::io::ErrorKind::PermissionDenied => AgentError::new(
-            Code::NotPermitted,
-            format!(
-                "{socket}: {e}: expected root or a member of group {}",
-                os_proto::SOCKET_GROUP
+    tokio::net::UnixStream::connect(&socket)
+        .await
+        .map_err(|e| match e.kind() {
+            std::io::ErrorKind::PermissionDenied => AgentError::new(
+                Code::NotPermitted,
+                format!(
+                    "{socket}: {e}: expected root or a member of group {}",
+                    os_proto::SOCKET_GROUP
+                ),
             ),
-        ),
-        _ => AgentError::new(
-            Code::AgentUnavailable,
-            format!("{socket}: {e}: is os-agent.service running? (offline: --disk IMAGE --running A|B)"),
-        ),
-    })?;
+            _ => AgentError::new(
+                Code::AgentUnavailable,
+                format!("{socket}: {e}: is os-agent.service running? (offline: --disk IMAGE --running A|B)"),
+            ),
+        })?;
     let fail = |e: tonic::transport::Error| {
         AgentError::new(Code::AgentUnavailable, format!("os-agent does not answer: {e}"))
     };
@@ -37,11 +39,7 @@ pub async fn connect(path: &Utf8Path) -> Result<Client> {
         .map_err(fail)?
         .connect_with_connector(tower::service_fn(move |_: Uri| {
             let socket = socket.clone();
-            async move {
-                tokio::net::UnixStream::connect(socket)
-                    .await
-                    .map(TokioIo::new)
-            }
+            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
         }))
         .await
         .map_err(fail)?;

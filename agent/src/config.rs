@@ -178,9 +178,7 @@ impl Config {
     ///
     /// # Errors
     /// An unknown key or a wrong type, naming key, file and line; a value out of range.
-    pub fn merge<'a>(
-        fragments: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Result<Config, ConfigError> {
+    pub fn merge<'a>(fragments: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Config, ConfigError> {
         let mut c = Config::default();
         for (file, text) in fragments {
             let part: Fragment = toml::from_str(text).map_err(|e| ConfigError::Fragment {
@@ -235,7 +233,13 @@ impl Config {
             }
         };
         let day = 86_400;
-        range("trial.deadline_secs", self.trial.deadline_secs, 10, day, "10 to 86400")?;
+        range(
+            "trial.deadline_secs",
+            self.trial.deadline_secs,
+            10,
+            day,
+            "10 to 86400",
+        )?;
         range(
             "trial.settle_secs",
             self.trial.settle_secs,
@@ -243,8 +247,20 @@ impl Config {
             self.trial.deadline_secs.saturating_sub(1),
             "less than trial.deadline_secs",
         )?;
-        range("trial.hook_timeout_secs", self.trial.hook_timeout_secs, 1, day, "1 to 86400")?;
-        range("fetch.connect_timeout_secs", self.fetch.connect_timeout_secs, 1, 3600, "1 to 3600")?;
+        range(
+            "trial.hook_timeout_secs",
+            self.trial.hook_timeout_secs,
+            1,
+            day,
+            "1 to 86400",
+        )?;
+        range(
+            "fetch.connect_timeout_secs",
+            self.fetch.connect_timeout_secs,
+            1,
+            3600,
+            "1 to 3600",
+        )?;
         range(
             "fetch.first_byte_timeout_secs",
             self.fetch.first_byte_timeout_secs,
@@ -252,9 +268,27 @@ impl Config {
             3600,
             "1 to 3600",
         )?;
-        range("fetch.min_rate_secs", self.fetch.min_rate_secs, 1, 3600, "1 to 3600")?;
-        range("fetch.retry_limit", u64::from(self.fetch.retry_limit), 1, 100, "1 to 100")?;
-        range("fetch.retry_first_ms", self.fetch.retry_first_ms, 1, 3_600_000, "1 to 3600000")?;
+        range(
+            "fetch.min_rate_secs",
+            self.fetch.min_rate_secs,
+            1,
+            3600,
+            "1 to 3600",
+        )?;
+        range(
+            "fetch.retry_limit",
+            u64::from(self.fetch.retry_limit),
+            1,
+            100,
+            "1 to 100",
+        )?;
+        range(
+            "fetch.retry_first_ms",
+            self.fetch.retry_first_ms,
+            1,
+            3_600_000,
+            "1 to 3600000",
+        )?;
         range(
             "fetch.retry_max_ms",
             self.fetch.retry_max_ms,
@@ -290,7 +324,10 @@ mod tests {
         assert!(text.starts_with("x.toml:3: "), "{text}");
         assert!(text.contains("deadline"), "{text}");
         assert!(
-            Config::merge([("x.toml", "[nope]\n")]).unwrap_err().to_string().contains("nope")
+            Config::merge([("x.toml", "[nope]\n")])
+                .unwrap_err()
+                .to_string()
+                .contains("nope")
         );
     }
 
@@ -300,7 +337,10 @@ mod tests {
             ("[trial]\ndeadline_secs = 1", "trial.deadline_secs"),
             ("[trial]\nsettle_secs = 900", "trial.settle_secs"),
             ("[fetch]\nretry_limit = 0", "fetch.retry_limit"),
-            ("[fetch]\nretry_first_ms = 50\nretry_max_ms = 10", "fetch.retry_max_ms"),
+            (
+                "[fetch]\nretry_first_ms = 50\nretry_max_ms = 10",
+                "fetch.retry_max_ms",
+            ),
         ] {
             let e = Config::merge([("x", text)]).unwrap_err().to_string();
             assert!(e.contains(key), "{e}");

@@ -173,7 +173,11 @@ impl Engine {
                 }
             }
         }
-        tracing::info!(phase = inner.node.phase.as_str(), boot_id = self.boot_id, "started");
+        tracing::info!(
+            phase = inner.node.phase.as_str(),
+            boot_id = self.boot_id,
+            "started"
+        );
         drop(inner);
         self.touch();
     }
@@ -245,7 +249,9 @@ impl Engine {
             tracing::error!(%e, ?effect, "an effect failed");
             match effect {
                 // Nothing was done yet: as if it had not been asked.
-                Effect::SaveState { .. } | Effect::SaveRecord { .. } | Effect::StartWork => inner.node = before,
+                Effect::SaveState { .. } | Effect::SaveRecord { .. } | Effect::StartWork => {
+                    inner.node = before
+                }
                 Effect::Arm(..) => self.arm_failed(inner, &e),
                 Effect::ReadEnvBack(env) if env.try_slot.is_some() => self.arm_failed(inner, &e),
                 // Even when it cannot be disarmed, a slot with a bad verdict is left.
@@ -289,7 +295,11 @@ impl Engine {
                 };
                 self.noted(inner, saved, *required)
             }
-            Effect::SaveRecord { slot, record, required } => {
+            Effect::SaveRecord {
+                slot,
+                record,
+                required,
+            } => {
                 let saved = if inner.node.read_only {
                     Err(AgentError::new(Code::StateTooNew, "the state is only read"))
                 } else {
@@ -302,12 +312,16 @@ impl Engine {
                 boot.write(env)
             }
             Effect::Arm(slot, env) => {
-                let installed = inner.installed.take().filter(|i| i.slot() == *slot).ok_or_else(|| {
-                    AgentError::new(
-                        Code::Internal,
-                        format!("slot {slot} was not read back by this process"),
-                    )
-                })?;
+                let installed = inner
+                    .installed
+                    .take()
+                    .filter(|i| i.slot() == *slot)
+                    .ok_or_else(|| {
+                        AgentError::new(
+                            Code::Internal,
+                            format!("slot {slot} was not read back by this process"),
+                        )
+                    })?;
                 tracing::info!(%slot, gen_ = env.gen_, "arming");
                 crate::activate::arm(installed, boot, env)
             }
@@ -419,7 +433,11 @@ fn load(ports: &Ports, options: &Options, layout: &Result<Layout>) -> (Node, Opt
         }
     }
     let mut record = |slot: Slot| -> Option<SlotRecord> {
-        match ports.store.load_record(slot).map(|t| t.map(|t| SlotRecord::parse(&t))) {
+        match ports
+            .store
+            .load_record(slot)
+            .map(|t| t.map(|t| SlotRecord::parse(&t)))
+        {
             Ok(None) => None,
             Ok(Some(Ok(Some(r)))) => Some(r),
             Ok(Some(Ok(None))) => {
@@ -430,7 +448,10 @@ fn load(ports: &Ports, options: &Options, layout: &Result<Layout>) -> (Node, Opt
                 None
             }
             Ok(Some(Err(e))) => {
-                problems.push((Code::StateWriteFailed, format!("the record of slot {slot} is damaged: {e}")));
+                problems.push((
+                    Code::StateWriteFailed,
+                    format!("the record of slot {slot} is damaged: {e}"),
+                ));
                 None
             }
             Err(e) => {
@@ -467,6 +488,8 @@ fn answer(outcome: Outcome) -> Result<OpResult> {
         Outcome::Done(r) => Ok(r),
         Outcome::Replay(o) => crate::wire::stored(&o),
         Outcome::WouldRun => Ok(OpResult::default()),
-        Outcome::Started | Outcome::Joined => Err(AgentError::new(Code::Busy, "the operation is still running")),
+        Outcome::Started | Outcome::Joined => {
+            Err(AgentError::new(Code::Busy, "the operation is still running"))
+        }
     }
 }

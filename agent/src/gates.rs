@@ -73,9 +73,9 @@ impl Seen {
 
     /// A critical hook that is bad or hangs.
     fn critical(&self) -> Option<&HookOutcome> {
-        self.hooks
-            .iter()
-            .find(|h| h.name.starts_with(CRITICAL) && matches!(Verdict::of(h.exit), Verdict::Bad | Verdict::Timeout))
+        self.hooks.iter().find(|h| {
+            h.name.starts_with(CRITICAL) && matches!(Verdict::of(h.exit), Verdict::Bad | Verdict::Timeout)
+        })
     }
 }
 
@@ -160,7 +160,9 @@ impl Judge {
                         describe(h),
                         limits.deadline.as_secs()
                     )),
-                    (true, None) => Ruling::Deadline(format!("{} s were over: {why}", limits.deadline.as_secs())),
+                    (true, None) => {
+                        Ruling::Deadline(format!("{} s were over: {why}", limits.deadline.as_secs()))
+                    }
                 }
             }
         }
@@ -243,7 +245,10 @@ mod tests {
         };
         let mut j = Judge::default();
         assert!(matches!(j.rule(&Seen::default(), S(1), &l), Ruling::Wait(_)));
-        assert!(matches!(j.rule(&Seen::default(), S(100), &l), Ruling::Deadline(_)));
+        assert!(matches!(
+            j.rule(&Seen::default(), S(100), &l),
+            Ruling::Deadline(_)
+        ));
         let mut s = seen(vec![]);
         s.kubelet = Some(false);
         assert!(matches!(j.rule(&s, S(1), &l), Ruling::Wait(_)));

@@ -120,8 +120,12 @@ impl Host for SystemHost {
     }
 
     fn kubelet_healthy(&self) -> Option<bool> {
-        let enabled = cmd::run(SYSTEMCTL, &["is-enabled", "--quiet", "kubelet.service"], SYSTEMCTL_LIMIT)
-            .is_ok_and(|e| e.ok());
+        let enabled = cmd::run(
+            SYSTEMCTL,
+            &["is-enabled", "--quiet", "kubelet.service"],
+            SYSTEMCTL_LIMIT,
+        )
+        .is_ok_and(|e| e.ok());
         enabled.then(|| healthz(KUBELET))
     }
 

@@ -4,9 +4,9 @@
 
 pub mod activate;
 pub mod boot;
+pub mod client;
 pub mod config;
 pub mod engine;
-pub mod client;
 pub mod error;
 pub mod fetch;
 pub mod gates;

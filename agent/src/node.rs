@@ -163,7 +163,11 @@ pub fn offline(
 }
 
 fn bootloader(layout: &Result<Layout>) -> Arc<dyn Bootloader> {
-    match layout.as_ref().map_err(Clone::clone).and_then(|l| l.region(Role::OsState)) {
+    match layout
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|l| l.region(Role::OsState))
+    {
         Ok(region) => Arc::new(DualEnv::new(region)),
         Err(e) => Arc::new(NoBoot(e)),
     }
@@ -252,7 +256,12 @@ impl Host for OfflineHost {
     }
 
     fn os_release(&self) -> OsRelease {
-        let text = self.store.load_record(self.running).ok().flatten().unwrap_or_default();
+        let text = self
+            .store
+            .load_record(self.running)
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         match os_proto::record::SlotRecord::parse(&text) {
             Ok(Some(r)) => OsRelease {
                 pretty_name: r.os_image,

@@ -35,7 +35,11 @@ pub async fn attend(engine: Arc<Engine>, ping: bool) {
         let phase = tokio::task::spawn_blocking(move || e.phase()).await;
         if let Ok(phase) = phase {
             let (silent, busy) = engine.worker_silence();
-            let limit = if busy { BUSY_SILENCE_SECS } else { IDLE_SILENCE_SECS };
+            let limit = if busy {
+                BUSY_SILENCE_SECS
+            } else {
+                IDLE_SILENCE_SECS
+            };
             if silent <= limit {
                 if ping {
                     tell(&[NotifyState::Watchdog]);

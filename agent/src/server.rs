@@ -83,11 +83,14 @@ impl Socket {
     /// # Errors
     /// `Busy` when another agent runs, `Internal` otherwise.
     pub fn bind(path: &Utf8Path, access: Access) -> Result<Socket> {
-        let fail = |what: &str, e: &dyn std::fmt::Display| AgentError::new(Code::Internal, format!("{path}: {what}: {e}"));
+        let fail = |what: &str, e: &dyn std::fmt::Display| {
+            AgentError::new(Code::Internal, format!("{path}: {what}: {e}"))
+        };
         let dir = path.parent().ok_or_else(|| fail("directory", &"none"))?;
         if !dir.exists() {
             std::fs::create_dir_all(dir).map_err(|e| fail("directory", &e))?;
-            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o750)).map_err(|e| fail("directory", &e))?;
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o750))
+                .map_err(|e| fail("directory", &e))?;
         }
         let lock = FileLock::try_exclusive(&path.with_extension("lock")).map_err(|e| match e.code {
             Code::Busy => AgentError::new(Code::Busy, format!("another os-agent serves {path} already")),
@@ -99,7 +102,8 @@ impl Socket {
             Err(e) => return Err(fail("stale socket", &e)),
         }
         let listener = UnixListener::bind(path).map_err(|e| fail("listen", &e))?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660)).map_err(|e| fail("mode", &e))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+            .map_err(|e| fail("mode", &e))?;
         if let Some(gid) = access.gid {
             // Only root may; elsewhere the socket stays with our own group.
             let _ = std::os::unix::fs::chown(dir, None, Some(gid));
@@ -123,7 +127,11 @@ pub async fn serve(
     access: Access,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
-    let Socket { listener, path, _lock } = socket;
+    let Socket {
+        listener,
+        path,
+        _lock,
+    } = socket;
     let (closing, mut closed) = tokio::sync::watch::channel(false);
     let service = Service {
         engine,

@@ -546,7 +546,9 @@ fn corrupt(why: &str) -> Loaded {
     Loaded {
         state: State::default(),
         read_only: false,
-        problem: Some(format!("state.json is not readable ({why}); starting with an empty one")),
+        problem: Some(format!(
+            "state.json is not readable ({why}); starting with an empty one"
+        )),
     }
 }
 

@@ -66,10 +66,7 @@ impl DirStore {
 
 fn make_dir(dir: &Utf8Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 fn read(path: &Utf8Path) -> std::result::Result<Option<Vec<u8>>, String> {

@@ -105,9 +105,9 @@ pub fn stage(r: &v1::StageRequest, known: impl Fn(Slot) -> Option<Sha256Digest>)
         Some(v1::source::From::File(f)) => {
             return Err(invalid(format!("source: expected an absolute path, found {f:?}")));
         }
-        Some(v1::source::From::Slot(s)) => Location::Slot(
-            slot(s).ok_or_else(|| invalid("source: expected slot A or B"))?,
-        ),
+        Some(v1::source::From::Slot(s)) => {
+            Location::Slot(slot(s).ok_or_else(|| invalid("source: expected slot A or B"))?)
+        }
         Some(v1::source::From::Oci(_)) => {
             return Err(AgentError::new(
                 Code::Unimplemented,
@@ -152,7 +152,9 @@ pub fn stage(r: &v1::StageRequest, known: impl Fn(Slot) -> Option<Sha256Digest>)
 /// Certificates: plain names lie below /etc/KubeOS/certs, anything else must be an absolute path without `..`.
 fn cert_path(name: &str) -> Result<camino::Utf8PathBuf> {
     if name.split('/').any(|p| p == "..") {
-        return Err(invalid(format!("certificates: {name:?} leads out of its directory")));
+        return Err(invalid(format!(
+            "certificates: {name:?} leads out of its directory"
+        )));
     }
     if name.starts_with('/') {
         return Ok(name.into());

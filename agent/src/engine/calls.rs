@@ -63,7 +63,13 @@ impl Engine {
                 _ => None,
             },
         };
-        self.begin_op(&mut inner, &op_id, Kind::Stage, Task::Stage(task), Event::Stage(ask))
+        self.begin_op(
+            &mut inner,
+            &op_id,
+            Kind::Stage,
+            Task::Stage(task),
+            Event::Stage(ask),
+        )
     }
 
     /// Arms the staged slot; reads it back first where this process did not.
@@ -74,7 +80,13 @@ impl Engine {
         let ask = wire::activate(r, asked_by)?;
         let id = ask.op_id.clone();
         let mut inner = self.lock();
-        self.begin_op(&mut inner, &id, Kind::Activate, Task::ReadBack, Event::Activate(ask))
+        self.begin_op(
+            &mut inner,
+            &id,
+            Kind::Activate,
+            Task::ReadBack,
+            Event::Activate(ask),
+        )
     }
 
     /// Ends a trial, disarms, or goes to the other slot.
@@ -85,7 +97,13 @@ impl Engine {
         let ask = wire::rollback(r, asked_by)?;
         let id = ask.op_id.clone();
         let mut inner = self.lock();
-        self.begin_op(&mut inner, &id, Kind::Rollback, Task::ReadBack, Event::Rollback(ask))
+        self.begin_op(
+            &mut inner,
+            &id,
+            Kind::Rollback,
+            Task::ReadBack,
+            Event::Rollback(ask),
+        )
     }
 
     /// Starts an operation that may need the worker.
@@ -139,7 +157,9 @@ impl Engine {
     pub fn cancel(self: &Arc<Self>, r: &v1::CancelRequest, asked_by: &str) -> Result<()> {
         let ask = wire::cancel(r, asked_by)?;
         let mut inner = self.lock();
-        self.apply(&mut inner, Event::Cancel(ask)).and_then(answer).map(drop)
+        self.apply(&mut inner, Event::Cancel(ask))
+            .and_then(answer)
+            .map(drop)
     }
 
     /// Lifts the denial of a digest.
@@ -149,7 +169,9 @@ impl Engine {
     pub fn forget(self: &Arc<Self>, digest: &str) -> Result<()> {
         let digest = wire::digest(digest)?;
         let mut inner = self.lock();
-        self.apply(&mut inner, Event::Forget(digest)).and_then(answer).map(drop)
+        self.apply(&mut inner, Event::Forget(digest))
+            .and_then(answer)
+            .map(drop)
     }
 
     /// Hashes a slot and compares with its record; `None` = the inactive one.
@@ -194,13 +216,21 @@ impl Engine {
     /// Whether an operation asked for a reboot.
     pub fn asked_for_reboot(&self, op_id: &str) -> bool {
         let inner = self.lock();
-        inner.node.state.operation(op_id).is_some_and(|o| o.reboot_requested)
+        inner
+            .node
+            .state
+            .operation(op_id)
+            .is_some_and(|o| o.reboot_requested)
     }
 
     /// VERSION_ID of what a slot holds; empty = unknown.
     pub fn version_of(&self, slot: Slot) -> String {
         let inner = self.lock();
-        inner.node.record(slot).map(|r| r.version.clone()).unwrap_or_default()
+        inner
+            .node
+            .record(slot)
+            .map(|r| r.version.clone())
+            .unwrap_or_default()
     }
 
     /// Past operations, newest first.
@@ -222,7 +252,12 @@ impl Engine {
 }
 
 /// Hashes the first `size` bytes of a device, read from the medium.
-fn hash(device: &mut dyn SlotDevice, size: u64, cancel: &Cancel, report: &dyn Report) -> Result<Sha256Digest> {
+fn hash(
+    device: &mut dyn SlotDevice,
+    size: u64,
+    cancel: &Cancel,
+    report: &dyn Report,
+) -> Result<Sha256Digest> {
     device.drop_cache()?;
     report.step("read-back", Some(size));
     let mut hasher = Sha256::new();

@@ -60,7 +60,10 @@ impl OpHandle {
                 progress: progress.clone(),
                 ..StepState::default()
             }),
-            view: watch::Sender::new(View { progress, result: None }),
+            view: watch::Sender::new(View {
+                progress,
+                result: None,
+            }),
             on_change,
         })
     }

@@ -115,7 +115,8 @@ impl Engine {
                 let part = layout.part(slot.role());
                 let record = node.record(slot);
                 let committed = node.env.is_some_and(|e| e.cur == slot);
-                let failed = record.is_some_and(|r| node.state.failed_digests.iter().any(|f| r.is(&f.digest)));
+                let failed =
+                    record.is_some_and(|r| node.state.failed_digests.iter().any(|f| r.is(&f.digest)));
                 let state = match record.map(|r| r.content) {
                     Some(Content::Dirty) => v1::SlotState::Dirty,
                     _ if committed => v1::SlotState::Committed,
@@ -214,7 +215,10 @@ impl Engine {
 fn reboot_reason(inner: &Inner) -> (bool, String) {
     let node = &inner.node;
     if node.leaving {
-        return (true, "the trial was ended; the committed slot boots next".to_owned());
+        return (
+            true,
+            "the trial was ended; the committed slot boots next".to_owned(),
+        );
     }
     match (node.phase, &node.state.armed) {
         (Phase::Armed, Some(a)) => (true, format!("slot {} is armed; the next boot tries it", a.slot)),

@@ -27,7 +27,8 @@ impl Engine {
                     break;
                 }
                 let armed = node.state.armed.as_ref();
-                let kept = armed.is_some_and(|a| a.tries.iter().any(|t| t.kept && t.boot_id == node.boot.boot_id));
+                let kept =
+                    armed.is_some_and(|a| a.tries.iter().any(|t| t.kept && t.boot_id == node.boot.boot_id));
                 (armed.map_or(0, |a| a.deadline_secs), kept)
             };
             let deadline = match asked {

@@ -68,7 +68,10 @@ impl Engine {
     fn carry_out(self: &Arc<Self>, op: &Arc<OpHandle>, task: &Task) {
         let result = match task {
             Task::Stage(t) => self.write_slot(op, t),
-            Task::ReadBack => self.layout_now().and_then(|l| self.read_back(op, &l)).map(|i| (i, Event::ReadBack)),
+            Task::ReadBack => self
+                .layout_now()
+                .and_then(|l| self.read_back(op, &l))
+                .map(|i| (i, Event::ReadBack)),
         };
         let mut inner = self.lock();
         let failure = match result {
@@ -80,7 +83,10 @@ impl Engine {
         };
         if let Some(e) = failure {
             tracing::warn!(%e, op_id = op.op_id, "operation failed");
-            if self.stop.is_cancelled() && e.code == Code::Cancelled && !inner.node.running_op.as_ref().is_some_and(|r| r.cancelling) {
+            if self.stop.is_cancelled()
+                && e.code == Code::Cancelled
+                && !inner.node.running_op.as_ref().is_some_and(|r| r.cancelling)
+            {
                 // The agent stops: the operation stays open, the same request takes it up again.
                 inner.current = None;
                 drop(inner);
@@ -113,7 +119,11 @@ impl Engine {
             Ok(l) if l.running() == layout.running() => Ok(layout),
             Ok(l) => Err(AgentError::new(
                 Code::SlotContradiction,
-                format!("slot {} ran when the agent started, now slot {} does", l.running(), layout.running()),
+                format!(
+                    "slot {} ran when the agent started, now slot {} does",
+                    l.running(),
+                    layout.running()
+                ),
             )),
             Err(e) => Err(e.clone()),
         }
@@ -201,7 +211,14 @@ impl Engine {
         op: &Arc<OpHandle>,
         report: &Arc<dyn Report>,
     ) -> Result<Installed> {
-        write::install(payload, wanted, slot, &write::Limits::default(), &op.cancel, report)
+        write::install(
+            payload,
+            wanted,
+            slot,
+            &write::Limits::default(),
+            &op.cancel,
+            report,
+        )
     }
 
     /// Looks into the slot before it may ever boot.

@@ -49,8 +49,10 @@ fn repair(node: &mut Node, running: Slot, copies: &EnvCopies, effects: &mut Vec<
         (Ok(a), Ok(b)) if (a.cur, a.try_slot, a.gen_) == (b.cur, b.try_slot, b.gen_) => return *a,
         (Ok(a), second) => {
             if let Err(why) = second {
-                node.problems
-                    .push((Code::StateBroken, format!("os-state: env2 was rebuilt from env1: {why}")));
+                node.problems.push((
+                    Code::StateBroken,
+                    format!("os-state: env2 was rebuilt from env1: {why}"),
+                ));
             }
             Env {
                 gen_: a.gen_.wrapping_add(1),
@@ -67,7 +69,9 @@ fn repair(node: &mut Node, running: Slot, copies: &EnvCopies, effects: &mut Vec<
         (Err(one), Err(two)) => {
             node.problems.push((
                 Code::EnvLost,
-                format!("os-state: both copies were lost and rebuilt for slot {running}: env1: {one}; env2: {two}"),
+                format!(
+                    "os-state: both copies were lost and rebuilt for slot {running}: env1: {one}; env2: {two}"
+                ),
             ));
             Env::committed(running, 1)
         }
@@ -97,11 +101,7 @@ fn on_trial(node: &mut Node, now: i64, env: Env, effects: &mut Vec<Effect>) {
             unknown: Default::default(),
         });
     }
-    let ended = again
-        && armed
-            .verdict
-            .as_ref()
-            .is_some_and(|v| v.cause != Cause::Deadline);
+    let ended = again && armed.verdict.as_ref().is_some_and(|v| v.cause != Cause::Deadline);
     node.state.armed = Some(armed);
     node.set_phase(Phase::Trial);
     if ended {
@@ -212,7 +212,9 @@ fn repeat_reboot(node: &mut Node, op_id: &str, effects: &mut Vec<Effect>) {
         }
         _ => node.problems.push((
             Code::RebootStuck,
-            format!("operation {op_id} asked for a reboot twice and the boot id is unchanged: reboot the node"),
+            format!(
+                "operation {op_id} asked for a reboot twice and the boot id is unchanged: reboot the node"
+            ),
         )),
     }
 }
@@ -257,11 +259,9 @@ fn rest(node: &mut Node, running: Slot) {
 
 /// A slot runs that is neither committed nor counted.
 fn foreign(node: &mut Node, running: Slot, effects: &mut Vec<Effect>) {
-    let ended = node
-        .state
-        .armed
-        .as_ref()
-        .is_some_and(|a| a.slot == running && a.verdict.is_some() && a.tries.iter().any(|t| t.boot_id == node.boot.boot_id));
+    let ended = node.state.armed.as_ref().is_some_and(|a| {
+        a.slot == running && a.verdict.is_some() && a.tries.iter().any(|t| t.boot_id == node.boot.boot_id)
+    });
     node.phase = Phase::Foreign;
     if ended {
         // The trial was ended in this very boot; only the reboot is missing.

@@ -46,7 +46,9 @@ pub(super) fn judge(armed: Option<&Armed>, left: Option<u8>, panic: Option<&str>
     if used > 0 && silent == 0 {
         return ended(
             Cause::Interrupted,
-            format!("all {used} tries reached the agent and ended without a verdict; last sign of life: {last_sign}"),
+            format!(
+                "all {used} tries reached the agent and ended without a verdict; last sign of life: {last_sign}"
+            ),
         );
     }
     let seen = if last_sign.is_empty() {
@@ -64,9 +66,7 @@ pub(super) fn judge(armed: Option<&Armed>, left: Option<u8>, panic: Option<&str>
 
 /// Records the end of a trial: failure, failed digest with its denial, and the operation's outcome. Leaves `armed` alone.
 pub(super) fn record(node: &mut Node, now: i64, armed: Option<&Armed>, ended: &Ended) {
-    let slot = armed
-        .map(|a| a.slot)
-        .or_else(|| node.env.and_then(|e| e.trial()));
+    let slot = armed.map(|a| a.slot).or_else(|| node.env.and_then(|e| e.trial()));
     let digest = armed
         .and_then(|a| a.digest)
         .or_else(|| slot.and_then(|s| node.record(s)).map(|r| r.shown()));

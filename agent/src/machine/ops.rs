@@ -98,7 +98,12 @@ pub(super) fn open(node: &mut Node, now: i64, op_id: &str, kind: Kind, asked_by:
 }
 
 /// Stores the result of an operation.
-pub(super) fn finish(node: &mut Node, now: i64, op_id: &str, result: std::result::Result<OpResult, &AgentError>) {
+pub(super) fn finish(
+    node: &mut Node,
+    now: i64,
+    op_id: &str,
+    result: std::result::Result<OpResult, &AgentError>,
+) {
     if let Some(o) = node.state.operation_mut(op_id) {
         o.finished_unix = now.max(1);
         match result {

@@ -46,7 +46,10 @@ pub(super) fn ask(node: &Node, now: i64, ask: &StageAsk) -> Result<Step> {
     if node.record(running).is_some_and(|r| r.is(&ask.digest)) {
         return Err(AgentError::new(
             Code::SlotIsActive,
-            format!("slot {running} is running and is {} already: nothing to stage", ask.digest),
+            format!(
+                "slot {running} is running and is {} already: nothing to stage",
+                ask.digest
+            ),
         ));
     }
     let target = running.other();
@@ -148,7 +151,10 @@ fn digest_of(node: &Node) -> Result<(Running, Sha256Digest)> {
 }
 
 pub(super) fn out_of_order() -> AgentError {
-    AgentError::new(Code::Internal, "the worker reported something that nobody asked for")
+    AgentError::new(
+        Code::Internal,
+        "the worker reported something that nobody asked for",
+    )
 }
 
 /// The content is about to change: from here on the slot is dirty, whatever happens.

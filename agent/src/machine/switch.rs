@@ -1,8 +1,8 @@
 //! Arm, commit, roll back, cancel, forget: everything that changes which slot boots.
 
 use super::{
-    ActivateAsk, ArmAsk, CancelAsk, CommitAsk, Effect, Node, Outcome, RollbackAsk, Running, Step, Then, ops, stage,
-    trial,
+    ActivateAsk, ArmAsk, CancelAsk, CommitAsk, Effect, Node, Outcome, RollbackAsk, Running, Step, Then, ops,
+    stage, trial,
 };
 use crate::error::{AgentError, Result};
 use crate::state::{Armed, Cause, Failure, Kind, OpResult, Phase};
@@ -29,7 +29,10 @@ pub(super) fn activate(node: &Node, now: i64, ask: &ActivateAsk) -> Result<Step>
     if ask.valid_until_unix != 0 && now > ask.valid_until_unix {
         return Err(refuse(
             Code::OrderExpired,
-            format!("the order was valid until {}, now is {now} (Unix seconds)", ask.valid_until_unix),
+            format!(
+                "the order was valid until {}, now is {now} (Unix seconds)",
+                ask.valid_until_unix
+            ),
         ));
     }
     let target = running.other();
@@ -44,7 +47,10 @@ pub(super) fn activate(node: &Node, now: i64, ask: &ActivateAsk) -> Result<Step>
         Phase::Trial => {
             return Err(refuse(
                 Code::TrialRunning,
-                format!("slot {running} is not committed yet ({} boots left)", env.left.unwrap_or(0)),
+                format!(
+                    "slot {running} is not committed yet ({} boots left)",
+                    env.left.unwrap_or(0)
+                ),
             ));
         }
         Phase::Armed => return activate_again(node, now, ask, wanted(target)),
@@ -89,7 +95,11 @@ pub(super) fn activate(node: &Node, now: i64, ask: &ActivateAsk) -> Result<Step>
     {
         return Err(refuse(
             Code::NotStaged,
-            format!("slot {target} holds {}, staged was {}", node.shown(target), staged.digest),
+            format!(
+                "slot {target} holds {}, staged was {}",
+                node.shown(target),
+                staged.digest
+            ),
         ));
     }
     let arm_ask = ArmAsk {
@@ -230,7 +240,11 @@ fn activate_again(node: &Node, now: i64, ask: &ActivateAsk, wanted: Result<()>) 
         o.reboot_requested = true;
         o.reboots = 1;
     }
-    let effects = vec![Effect::SaveState { required: true }, Effect::Reply, Effect::Reboot];
+    let effects = vec![
+        Effect::SaveState { required: true },
+        Effect::Reply,
+        Effect::Reboot,
+    ];
     Ok(Step::done(next, effects, result))
 }
 
@@ -312,11 +326,18 @@ pub(super) fn commit(node: &Node, now: i64, ask: &CommitAsk) -> Result<Step> {
     let env = node.env()?;
     ops::same_boot(node, &ask.boot_id)?;
     if let Some(d) = &ask.digest {
-        let armed = node.state.armed.as_ref().is_some_and(|a| a.slot == running && a.digest == Some(*d));
+        let armed = node
+            .state
+            .armed
+            .as_ref()
+            .is_some_and(|a| a.slot == running && a.digest == Some(*d));
         if !armed && !node.record(running).is_some_and(|r| r.is(d)) {
             return Err(refuse(
                 Code::NotStaged,
-                format!("slot {running} holds {}, asked to commit {d}", node.shown(running)),
+                format!(
+                    "slot {running} holds {}, asked to commit {d}",
+                    node.shown(running)
+                ),
             ));
         }
     }
@@ -334,7 +355,9 @@ pub(super) fn commit(node: &Node, now: i64, ask: &CommitAsk) -> Result<Step> {
     if node.phase == Phase::Trial && node.boot.gated && !node.healthy {
         return Err(refuse(
             Code::TrialRunning,
-            format!("slot {running} cannot be committed yet: its health gates do not all hold; see status, and repeat"),
+            format!(
+                "slot {running} cannot be committed yet: its health gates do not all hold; see status, and repeat"
+            ),
         ));
     }
     let mut next = node.clone();
@@ -404,7 +427,8 @@ pub(super) fn rollback(node: &Node, now: i64, ask: &RollbackAsk) -> Result<Step>
             log_rollback(&mut next, now, ask, env.cur, node.boot.gated);
             let mut step = trial::end(next, now, env, Cause::RolledBack, "somebody called rollback");
             let reboot = step.effects.iter().position(|e| *e == Effect::Reboot);
-            step.effects.insert(reboot.unwrap_or(step.effects.len()), Effect::Reply);
+            step.effects
+                .insert(reboot.unwrap_or(step.effects.len()), Effect::Reply);
             step.outcome = Outcome::Done(OpResult {
                 slot: Some(env.cur),
                 ..OpResult::default()
@@ -451,7 +475,12 @@ pub(super) fn rollback(node: &Node, now: i64, ask: &RollbackAsk) -> Result<Step>
                     ));
                 }
                 Some(r) => {
-                    if let Some(f) = node.state.failed_digests.iter().find(|f| f.denied && r.is(&f.digest)) {
+                    if let Some(f) = node
+                        .state
+                        .failed_digests
+                        .iter()
+                        .find(|f| f.denied && r.is(&f.digest))
+                    {
                         return Err(refuse(
                             Code::DigestFailedBefore,
                             format!(
@@ -549,7 +578,10 @@ pub(super) fn cancel(node: &Node, now: i64, ask: &CancelAsk) -> Result<Step> {
     }
     Err(refuse(
         Code::NothingToDo,
-        format!("nothing to cancel: no operation runs and no slot is armed ({})", node.phase.as_str()),
+        format!(
+            "nothing to cancel: no operation runs and no slot is armed ({})",
+            node.phase.as_str()
+        ),
     ))
 }
 

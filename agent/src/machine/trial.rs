@@ -26,7 +26,8 @@ pub(super) fn sign(node: &Node, what: &str, secs: u64) -> Step {
 /// All gates held long enough.
 pub(super) fn healthy(node: &Node, _now: i64) -> Step {
     let mut next = node.clone();
-    let (Phase::Trial, Some(env), Ok(running), false) = (node.phase, node.env, node.running(), node.leaving) else {
+    let (Phase::Trial, Some(env), Ok(running), false) = (node.phase, node.env, node.running(), node.leaving)
+    else {
         return Step::new(next, Vec::new());
     };
     let confirm = node.state.armed.as_ref().map_or(Confirm::Local, |a| a.confirm);
@@ -110,7 +111,10 @@ pub(super) fn deadline(node: &Node, _now: i64, why: &str) -> Step {
         }
     }
     if keep {
-        return Step::new(next, vec![Effect::SaveState { required: false }, Effect::StopTrialTimer]);
+        return Step::new(
+            next,
+            vec![Effect::SaveState { required: false }, Effect::StopTrialTimer],
+        );
     }
     next.leaving = true;
     Step::new(next, vec![Effect::SaveState { required: false }, Effect::Reboot])

@@ -34,7 +34,8 @@ fn a_newer_min_reader_is_read_as_far_as_possible_and_never_written() {
     let mut v = full();
     v["min_reader"] = json!(2);
     v["phase"] = json!("a-phase-of-tomorrow");
-    v["operations"] = json!([{"op_id": "ok", "kind": "stage", "started_unix": 1}, {"op_id": "odd", "kind": "teleport"}]);
+    v["operations"] =
+        json!([{"op_id": "ok", "kind": "stage", "started_unix": 1}, {"op_id": "odd", "kind": "teleport"}]);
     let loaded = State::parse(Some(v.to_string().as_bytes()));
     assert!(loaded.read_only);
     assert!(loaded.problem.unwrap().contains("state version 2"));
@@ -48,7 +49,10 @@ fn a_missing_or_damaged_file_gives_an_empty_state() {
     assert_eq!(State::parse(None).problem, None);
     for text in ["", "{", "[]", "\0\0\0\0"] {
         let l = State::parse(Some(text.as_bytes()));
-        assert!(!l.read_only && l.problem.is_some() && l.state == State::default(), "{text:?}");
+        assert!(
+            !l.read_only && l.problem.is_some() && l.state == State::default(),
+            "{text:?}"
+        );
     }
 }
 

@@ -18,7 +18,10 @@ impl Clock for SystemClock {
     fn monotonic(&self) -> Duration {
         // Counts from the start of the boot, so it is the age of a trial, also after a restart of the agent.
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+        Duration::new(
+            u64::try_from(t.tv_sec).unwrap_or(0),
+            u32::try_from(t.tv_nsec).unwrap_or(0),
+        )
     }
 
     fn sleep(&self, span: Duration, cancel: &Cancel) {

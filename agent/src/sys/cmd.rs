@@ -80,9 +80,16 @@ pub fn run(program: &str, args: &[&str], limit: Duration) -> Result<Ended, Strin
     for _ in 0..readers {
         let _ = ended.recv_timeout(Duration::from_secs(1));
     }
-    let bytes: Vec<u8> = tail.lock().map(|t| t.iter().copied().collect()).unwrap_or_default();
+    let bytes: Vec<u8> = tail
+        .lock()
+        .map(|t| t.iter().copied().collect())
+        .unwrap_or_default();
     Ok(Ended {
-        exit: if timed_out { None } else { status.and_then(|s| s.code()) },
+        exit: if timed_out {
+            None
+        } else {
+            status.and_then(|s| s.code())
+        },
         timed_out,
         output: String::from_utf8_lossy(&bytes).into_owned(),
     })
@@ -114,7 +121,12 @@ mod tests {
 
     #[test]
     fn exit_status_and_output_come_back() {
-        let e = run("/bin/sh", &["-c", "echo out; echo err >&2; exit 75"], Duration::from_secs(10)).unwrap();
+        let e = run(
+            "/bin/sh",
+            &["-c", "echo out; echo err >&2; exit 75"],
+            Duration::from_secs(10),
+        )
+        .unwrap();
         assert_eq!(e.exit, Some(75));
         assert!(e.output.contains("out") && e.output.contains("err"));
         assert!(run("/nonexistent/x", &[], Duration::from_secs(1)).is_err());
@@ -123,7 +135,12 @@ mod tests {
     #[test]
     fn a_group_that_hangs_is_killed_at_the_limit() {
         let start = Instant::now();
-        let e = run("/bin/sh", &["-c", "sleep 60 & sleep 60"], Duration::from_millis(200)).unwrap();
+        let e = run(
+            "/bin/sh",
+            &["-c", "sleep 60 & sleep 60"],
+            Duration::from_millis(200),
+        )
+        .unwrap();
         assert!(e.timed_out && e.exit.is_none());
         assert!(start.elapsed() < Duration::from_secs(10));
     }
@@ -131,14 +148,24 @@ mod tests {
     #[test]
     fn a_background_child_neither_holds_us_nor_survives() {
         let start = Instant::now();
-        let e = run("/bin/sh", &["-c", "sleep 60 & echo done"], Duration::from_secs(30)).unwrap();
+        let e = run(
+            "/bin/sh",
+            &["-c", "sleep 60 & echo done"],
+            Duration::from_secs(30),
+        )
+        .unwrap();
         assert!(e.ok() && e.output.contains("done"));
         assert!(start.elapsed() < Duration::from_secs(10));
     }
 
     #[test]
     fn only_the_tail_is_kept() {
-        let e = run("/bin/sh", &["-c", "head -c 100000 /dev/zero | tr '\\0' x; echo END"], Duration::from_secs(20)).unwrap();
+        let e = run(
+            "/bin/sh",
+            &["-c", "head -c 100000 /dev/zero | tr '\\0' x; echo END"],
+            Duration::from_secs(20),
+        )
+        .unwrap();
         assert!(e.output.len() <= TAIL && e.output.ends_with("END\n"));
     }
 }
