@@ -265,4 +265,4 @@ fn from_io(name: &str, e: &io::Error) -> AgentError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -59,7 +59,7 @@ impl<'a> Placer<'a> {
         if !chunk.zero {
             self.differing = self.differing.saturating_add(1);
         }
-        self.zero_head()?;
+        self.zero_head(HEAD)?;
         self.write(chunk.offset(), chunk.blocks())?;
         Ok(Some(chunk))
     }
@@ -75,7 +75,7 @@ impl<'a> Placer<'a> {
             // Perhaps of an attempt that was cut short before its flush.
             return self.device.flush();
         }
-        self.zero_head()?;
+        self.zero_head(blocks.len())?;
         let (block, rest) = blocks.split_at(BLOCK.min(blocks.len()));
         if !rest.is_empty() {
             self.write(BLOCK as u64, rest)?;
@@ -98,12 +98,11 @@ impl<'a> Placer<'a> {
         })
     }
 
-    fn zero_head(&mut self) -> Result<()> {
+    fn zero_head(&mut self, image: usize) -> Result<()> {
         if self.head_zeroed {
             return Ok(());
         }
-        let len = usize::try_from(self.device.size()).map_or(HEAD, |s| s.min(HEAD));
-        let zeros = AlignedBuf::zeroed(len);
+        let zeros = AlignedBuf::zeroed(image.min(HEAD));
         self.write(0, &zeros)?;
         self.flush()?;
         self.head_zeroed = true;

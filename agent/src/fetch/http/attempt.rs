@@ -170,7 +170,7 @@ fn target(url: &Url, response: &Response) -> Result<Url, Failure> {
     Ok(next)
 }
 
-fn allowed(from: &Url, to: &Url, allow_http: bool) -> Result<(), Failure> {
+pub(super) fn allowed(from: &Url, to: &Url, allow_http: bool) -> Result<(), Failure> {
     match (from.scheme(), to.scheme()) {
         ("https", "http") => Err(refused_redirect(to, "from https down to http")),
         (_, "http") if !allow_http => Err(refused_redirect(to, "to plain http, which is not allowed")),
