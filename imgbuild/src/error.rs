@@ -21,6 +21,8 @@ pub enum Kind {
     Locked,
     /// Ended by a signal (its number).
     Signal(u8),
+    /// Another process has printed the error and ended with this code.
+    Said(u8),
 }
 
 impl Kind {
@@ -35,6 +37,7 @@ impl Kind {
             Kind::Tools => 10,
             Kind::Locked => 203,
             Kind::Signal(n) => 128 + n,
+            Kind::Said(code) => code,
         }
     }
 }
@@ -58,6 +61,11 @@ impl BuildError {
             code,
             message: message.into(),
         }
+    }
+
+    /// An error that another process of ours has printed.
+    pub fn already_said(code: u8) -> Self {
+        BuildError::new(Kind::Said(code), "SAID", String::new())
     }
 
     /// An input or output error; `doing` names the act and the file, as in `writing x.img`.

@@ -1,49 +1,24 @@
 //! The text outputs: checksums, package list, the ready-made OS resource, the summary for scripts.
 
+use crate::plan::Partition;
+use crate::rootfs::dnf::Package;
 use os_proto::digest::Sha256Digest;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::fmt::Write as _;
 
 /// Where nodes find the image, until someone says it.
 pub const URL_PLACEHOLDER: &str = "https://REPLACE-ME.invalid/update.img";
 
-/// A package of the image.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PackageLine {
-    /// Name.
-    pub name: String,
-    /// Epoch, mostly 0.
-    pub epoch: u32,
-    /// Version.
-    pub version: String,
-    /// Release.
-    pub release: String,
-    /// Architecture.
-    pub arch: String,
-    /// Repository id.
-    pub repo: String,
-    /// SHA-256 of the package file, empty when unknown.
-    pub sha256: String,
-    /// Fingerprint of the key that signed it, empty when unsigned.
-    pub signer: String,
-}
-
 /// `packages.txt`: one line per package, sorted; columns separated by tabs.
-pub fn packages(list: &[PackageLine]) -> String {
-    let mut sorted: Vec<&PackageLine> = list.iter().collect();
+pub fn packages(list: &[Package]) -> String {
+    let mut sorted: Vec<&Package> = list.iter().collect();
     sorted.sort();
     let mut out = String::from("# name\tepoch:version-release\tarch\trepository\tsha256\tsigner\n");
     if list.is_empty() {
         out.push_str("# built from a directory: no packages known\n");
     }
     for p in sorted {
-        let or_dash = |s: &str| {
-            if s.is_empty() {
-                "-".to_owned()
-            } else {
-                s.to_owned()
-            }
-        };
+        let or_dash = |s: &Option<String>| s.clone().unwrap_or_else(|| "-".to_owned());
         let _ = writeln!(
             out,
             "{}\t{}:{}-{}\t{}\t{}\t{}\t{}",
@@ -52,7 +27,7 @@ pub fn packages(list: &[PackageLine]) -> String {
             p.version,
             p.release,
             p.arch,
-            or_dash(&p.repo),
+            p.repo,
             or_dash(&p.sha256),
             or_dash(&p.signer)
         );
@@ -155,7 +130,7 @@ fn quoted(s: &str) -> String {
 }
 
 /// `build.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Build {
     /// Version of this format.
     pub schema: u32,
@@ -181,12 +156,12 @@ pub struct Build {
     pub unverified_repositories: Vec<String>,
     /// Output files but this one and the list of checksums.
     pub files: Vec<OutputFile>,
-    /// Partition table.
-    pub plan: serde_json::Value,
+    /// Partition table in physical order.
+    pub partitions: Vec<Partition>,
 }
 
 /// One output file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OutputFile {
     /// Name.
     pub name: String,
@@ -241,15 +216,15 @@ mod tests {
 
     #[test]
     fn packages_are_sorted() {
-        let p = |name: &str| PackageLine {
+        let p = |name: &str| Package {
             name: name.into(),
             epoch: 0,
             version: "1".into(),
             release: "2".into(),
             arch: "noarch".into(),
             repo: "r".into(),
-            sha256: String::new(),
-            signer: String::new(),
+            sha256: None,
+            signer: None,
         };
         let text = packages(&[p("b"), p("a")]);
         assert_eq!(text.lines().nth(1), Some("a\t0:1-2\tnoarch\tr\t-\t-"));

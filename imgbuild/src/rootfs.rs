@@ -5,6 +5,7 @@ pub mod dnf;
 pub mod finish;
 pub mod inroot;
 pub mod kernel;
+pub mod tree;
 
 use crate::error::{BuildError, Kind, Result};
 use camino::Utf8Path;

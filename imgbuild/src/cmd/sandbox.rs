@@ -64,6 +64,11 @@ pub fn enter(namespaces: bool) -> Result<Entered> {
     }
 }
 
+/// Whether this process was started as a worker, with or without namespaces; [`enter`] then returns at once.
+pub fn is_worker() -> bool {
+    std::env::var_os(MARK).is_some()
+}
+
 /// Whether this process is a worker with private namespaces.
 pub fn inside() -> bool {
     getpid().as_raw_nonzero().get() == 1 && std::env::var(MARK).is_ok_and(|m| m.starts_with(PRIVATE))

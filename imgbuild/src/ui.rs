@@ -1,0 +1,120 @@
+//! What the person at the terminal, or the log, sees. All of it on standard error.
+
+use imgbuild::progress::{Progress, Silent};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// A bar on a terminal, plain lines elsewhere, only warnings when `quiet`.
+pub(crate) fn progress(quiet: bool) -> Box<dyn Progress> {
+    if quiet {
+        Box::new(Quiet)
+    } else if std::io::stderr().is_terminal() {
+        Box::new(Bars {
+            bar: Mutex::new(None),
+        })
+    } else {
+        Box::new(Lines)
+    }
+}
+
+/// Prints a line to standard error; a closed standard error is no reason to stop.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Prints text to standard output; a reader that has seen enough is no reason to fail.
+pub(crate) fn print(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes());
+    let _ = out.flush();
+}
+
+fn warning_line(code: &str, message: &str) -> String {
+    format!("warning[{code}] {message}")
+}
+
+struct Quiet;
+
+impl Progress for Quiet {
+    fn stage(&self, name: &str) {
+        Silent.stage(name);
+    }
+    fn step(&self, done: u64, total: u64, what: &str) {
+        Silent.step(done, total, what);
+    }
+    fn warning(&self, code: &str, message: &str) {
+        say(&warning_line(code, message));
+    }
+}
+
+struct Lines;
+
+impl Progress for Lines {
+    fn stage(&self, name: &str) {
+        say(&format!("imgbuild: {name}"));
+    }
+    fn step(&self, _done: u64, _total: u64, _what: &str) {}
+    fn warning(&self, code: &str, message: &str) {
+        say(&warning_line(code, message));
+    }
+}
+
+struct Bars {
+    bar: Mutex<Option<ProgressBar>>,
+}
+
+impl Bars {
+    fn with(&self, f: impl FnOnce(&mut Option<ProgressBar>)) {
+        if let Ok(mut bar) = self.bar.lock() {
+            f(&mut bar);
+        }
+    }
+}
+
+impl Progress for Bars {
+    fn stage(&self, name: &str) {
+        let style = ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let next = ProgressBar::new_spinner()
+            .with_style(style)
+            .with_prefix(name.to_owned());
+        next.enable_steady_tick(Duration::from_millis(120));
+        self.with(|bar| {
+            if let Some(old) = bar.replace(next) {
+                old.finish();
+            }
+        });
+    }
+
+    fn step(&self, done: u64, total: u64, what: &str) {
+        let message = match (done * 100).checked_div(total) {
+            Some(percent) => format!("{percent:3} % {what}"),
+            None => what.to_owned(),
+        };
+        self.with(|bar| {
+            if let Some(bar) = bar {
+                bar.set_message(message);
+            }
+        });
+    }
+
+    fn warning(&self, code: &str, message: &str) {
+        let line = warning_line(code, message);
+        self.with(|bar| match bar {
+            Some(bar) => bar.suspend(|| say(&line)),
+            None => say(&line),
+        });
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        self.with(|bar| {
+            if let Some(bar) = bar.take() {
+                bar.finish();
+            }
+        });
+    }
+}
