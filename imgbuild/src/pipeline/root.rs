@@ -1,6 +1,8 @@
 //! The root tree of a build: from packages or a directory, completed, with initramfs and boot loader.
 
-use crate::error::{BuildError, Kind, Result};
+use crate::error::{BuildError, Result};
+use crate::grub::{self, GrubImages};
+use crate::initramfs;
 use crate::progress::Progress;
 use crate::recipe::{Loader, Recipe, Rootfs};
 use crate::rootfs::dnf::Package;
@@ -19,14 +21,6 @@ pub(super) struct Root {
     pub(super) packages: Vec<Package>,
     /// The boot loader; none with `loader = "none"`.
     pub(super) grub: Option<GrubImages>,
-}
-
-/// GRUB as the image's own tools made it.
-#[derive(Debug)]
-pub(super) struct GrubImages {
-    pub(super) efi: Vec<u8>,
-    pub(super) boot_img: Vec<u8>,
-    pub(super) core_img: Vec<u8>,
 }
 
 /// Makes the root of a recipe below `work`.
@@ -57,7 +51,10 @@ pub(super) fn make(recipe: &Recipe, work: &Utf8Path, progress: &dyn Progress) ->
     finish::finish(recipe, &dir, work, progress)?;
     let grub = match recipe.boot.loader {
         Loader::None => None,
-        Loader::Grub => return Err(BuildError::new(Kind::Bug, "BUG001", "GRUB")),
+        Loader::Grub => {
+            initramfs::build(recipe, &dir, work, progress)?;
+            Some(grub::images(recipe, &dir, work, progress)?)
+        }
     };
     Ok(Root {
         dir,

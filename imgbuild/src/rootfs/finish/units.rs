@@ -57,7 +57,11 @@ fn systemctl(root: &Utf8Path, enter: bool, verb: &str, unit: &str) -> Result<()>
     } else {
         Cmd::new("systemctl").arg(format!("--root={root}"))
     };
-    let out = command.args([verb, unit]).env("SYSTEMD_OFFLINE", "1").env("SYSTEMCTL_SKIP_SYSV", "1").run()?;
+    let out = command
+        .args([verb, unit])
+        .env("SYSTEMD_OFFLINE", "1")
+        .env("SYSTEMCTL_SKIP_SYSV", "1")
+        .run()?;
     if verb == "enable" && out.stderr_tail.contains("no installation config") {
         return Err(BuildError::new(
             Kind::Build,
