@@ -122,6 +122,11 @@ fn trust(log: &[String]) -> Option<BuildError> {
                 "{}: signed by another key than the repository's",
                 rpm_name(package)
             ));
+        } else if let Some(package) = between(line, "Failing package is: ", "") {
+            found.push(format!(
+                "{}: signed by another key than the repository's",
+                rpm_name(package)
+            ));
         } else if let Some(package) = between(line, "Problem opening package ", "") {
             found.push(format!(
                 "{}: damaged, or its signature is not valid",
