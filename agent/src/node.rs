@@ -56,6 +56,21 @@ pub fn config() -> Result<Config> {
         .map_err(|e| AgentError::new(Code::InvalidArgument, e.to_string()))
 }
 
+/// Settings for work on an offline disk: `config.toml` in its state directory where there is one, else the defaults. The
+/// node's own files are not asked; they are about another disk.
+///
+/// # Errors
+/// As [`config`].
+pub fn offline_config(disk: &OfflineDisk) -> Result<Config> {
+    let file = disk.state_dir().join("config.toml");
+    match std::fs::read_to_string(&file) {
+        Ok(text) => Config::merge([(file.as_str(), text.as_str())])
+            .map_err(|e| AgentError::new(Code::InvalidArgument, e.to_string())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
+        Err(e) => Err(AgentError::new(Code::InvalidArgument, format!("{file}: {e}"))),
+    }
+}
+
 fn policy(f: &Fetch) -> Policy {
     Policy {
         connect_timeout: Duration::from_secs(f.connect_timeout_secs),

@@ -36,7 +36,7 @@ impl Target {
             return Ok(Target::Remote(Box::new(client::connect(&place.socket).await?)));
         };
         blocking(move || {
-            let config = os_agent::config::Config::default();
+            let config = node::offline_config(&disk)?;
             let (ports, options) = node::offline(handle, config, &disk, looks)?;
             let lock = if looks {
                 None
