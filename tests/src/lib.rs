@@ -8,6 +8,7 @@
 pub mod disk;
 pub mod ext4;
 pub mod fixture;
+pub mod grub_matrix;
 pub mod guest;
 pub mod http;
 pub mod images;
