@@ -53,6 +53,9 @@ pub(crate) struct Where {
     /// The agent's socket
     #[arg(long, global = true, value_name = "PATH", default_value = os_proto::SOCKET_PATH)]
     socket: Utf8PathBuf,
+    /// Read this configuration too; offline it is the only one
+    #[arg(long, global = true, value_name = "FILE", env = "OS_AGENT_CONFIG")]
+    config: Option<Utf8PathBuf>,
     /// Print one JSON document instead of text
     #[arg(long, global = true)]
     json: bool,
@@ -226,8 +229,8 @@ pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
         Err(e) => {
             eprintln!("os-agent: {e}");
             if json {
-                let doc = serde_json::json!({"error": {
-                    "code": e.code.as_str(), "class": e.class().as_str(), "message": e.message}});
+                let doc = serde_json::json!({
+                    "code": e.code.as_str(), "class": e.class().as_str(), "message": e.message});
                 out(&format!("{doc}\n"));
             }
             ExitCode::from(e.code.exit_code())
@@ -395,6 +398,8 @@ fn request(a: &StageArgs) -> Result<v1::StageRequest> {
     let from = if let Some(s) = a.image.strip_prefix("slot:") {
         let slot: Slot = s.parse().map_err(usage)?;
         v1::source::From::Slot(v1::Slot::from(slot) as i32)
+    } else if let Some(path) = a.image.strip_prefix("file://") {
+        v1::source::From::File(path.to_owned())
     } else if a.image.contains("://") {
         v1::source::From::Url(a.image.clone())
     } else {

@@ -493,3 +493,6 @@ fn answer(outcome: Outcome) -> Result<OpResult> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

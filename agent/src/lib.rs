@@ -26,6 +26,8 @@ pub mod store;
 pub mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testdisk;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod verify;
 pub mod wire;
 pub mod write;

@@ -25,11 +25,11 @@ const PERSIST_MISSING: &str = "/run/os-agent/persist-missing";
 /// `<state>` on a machine without PERSIST.
 const VAR_STATE: &str = "/var/lib/os-agent";
 
-/// Reads and merges the configuration files.
+/// Reads and merges the node's configuration files, and `extra` last.
 ///
 /// # Errors
 /// `InvalidArgument` naming file, line and key.
-pub fn config() -> Result<Config> {
+pub fn config(extra: Option<&Utf8Path>) -> Result<Config> {
     let mut files: Vec<Utf8PathBuf> = Vec::new();
     for dir in FRAGMENT_DIRS {
         let mut here: Vec<Utf8PathBuf> = Utf8Path::new(dir)
@@ -44,31 +44,32 @@ pub fn config() -> Result<Config> {
         files.extend(here);
     }
     files.push(LAST_FILE.into());
+    merge(files, extra)
+}
+
+/// The configuration of an offline command: `extra` alone.
+///
+/// # Errors
+/// As [`config`].
+pub fn offline_config(extra: Option<&Utf8Path>) -> Result<Config> {
+    merge(Vec::new(), extra)
+}
+
+fn merge(files: Vec<Utf8PathBuf>, extra: Option<&Utf8Path>) -> Result<Config> {
+    let bad = |f: &Utf8Path, e: &std::io::Error| AgentError::new(Code::InvalidArgument, format!("{f}: {e}"));
     let mut texts = Vec::new();
     for f in files {
         match std::fs::read_to_string(&f) {
             Ok(t) => texts.push((f.into_string(), t)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(AgentError::new(Code::InvalidArgument, format!("{f}: {e}"))),
+            Err(e) => return Err(bad(&f, &e)),
         }
+    }
+    if let Some(f) = extra {
+        texts.push((f.to_string(), std::fs::read_to_string(f).map_err(|e| bad(f, &e))?));
     }
     Config::merge(texts.iter().map(|(f, t)| (f.as_str(), t.as_str())))
         .map_err(|e| AgentError::new(Code::InvalidArgument, e.to_string()))
-}
-
-/// Settings for work on an offline disk: `config.toml` in its state directory where there is one, else the defaults. The
-/// node's own files are not asked; they are about another disk.
-///
-/// # Errors
-/// As [`config`].
-pub fn offline_config(disk: &OfflineDisk) -> Result<Config> {
-    let file = disk.state_dir().join("config.toml");
-    match std::fs::read_to_string(&file) {
-        Ok(text) => Config::merge([(file.as_str(), text.as_str())])
-            .map_err(|e| AgentError::new(Code::InvalidArgument, e.to_string())),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
-        Err(e) => Err(AgentError::new(Code::InvalidArgument, format!("{file}: {e}"))),
-    }
 }
 
 fn policy(f: &Fetch) -> Policy {

@@ -20,7 +20,7 @@ pub(crate) async fn run(place: Where, handle: tokio::runtime::Handle) -> Result<
     }
     log();
     // A broken configuration must not keep a trial from being judged, nor a node from falling back.
-    let (config, config_error) = match node::config() {
+    let (config, config_error) = match node::config(place.config.as_deref()) {
         Ok(c) => (c, None),
         Err(e) => (os_agent::config::Config::default(), Some(e)),
     };

@@ -29,9 +29,9 @@ fn phase(n: i32) -> &'static str {
         v1::Phase::Staged => "staged",
         v1::Phase::Armed => "armed",
         v1::Phase::Trial => "trial",
-        v1::Phase::FellBack => "fell-back",
+        v1::Phase::FellBack => "fell_back",
         v1::Phase::Foreign => "foreign",
-        v1::Phase::NoSlots => "no-slots",
+        v1::Phase::NoSlots => "no_slots",
     }
 }
 
@@ -50,13 +50,18 @@ fn cause(n: i32) -> Option<&'static str> {
     Some(match v1::Cause::try_from(n).unwrap_or(v1::Cause::Unspecified) {
         v1::Cause::Unspecified => return None,
         v1::Cause::Panic => "panic",
-        v1::Cause::HealthFailed => "health-failed",
+        v1::Cause::HealthFailed => "health_failed",
         v1::Cause::Deadline => "deadline",
-        v1::Cause::NoReport => "no-report",
+        v1::Cause::NoReport => "no_report",
         v1::Cause::Interrupted => "interrupted",
-        v1::Cause::RolledBack => "rolled-back",
-        v1::Cause::NotStarted => "not-started",
+        v1::Cause::RolledBack => "rolled_back",
+        v1::Cause::NotStarted => "not_started",
     })
+}
+
+/// A name of the interface as words.
+fn words(name: &str) -> String {
+    name.replace('_', " ")
 }
 
 fn when(unix: i64) -> String {
@@ -75,7 +80,12 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
     } else {
         &s.os_version
     };
-    let _ = writeln!(t, "{os}: slot {} runs, {}", slot(s.running), phase(s.phase));
+    let _ = writeln!(
+        t,
+        "{os}: slot {} runs, {}",
+        slot(s.running),
+        words(phase(s.phase))
+    );
     for k in &s.slots {
         let mark = if k.running { '*' } else { ' ' };
         let version = if k.version.is_empty() { "-" } else { &k.version };
@@ -133,7 +143,7 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
         }
     }
     if let Some(f) = &s.last_failure {
-        let what = cause(f.cause).unwrap_or(&f.code);
+        let what = words(cause(f.cause).unwrap_or(&f.code));
         let _ = writeln!(t, "last failure: {} ({what}): {}", when(f.at_unix), f.message);
     }
     for d in &s.failed_digests {
@@ -143,7 +153,7 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
             "failed: {} version {} ({}, {} times, {word})",
             d.digest,
             d.version,
-            cause(d.cause).unwrap_or("?"),
+            words(cause(d.cause).unwrap_or("?")),
             d.count
         );
     }
@@ -168,7 +178,7 @@ pub(crate) fn status_json(s: &v1::StatusReply) -> Value {
             "size": k.size, "running": k.running, "committed": k.committed,
         })).collect::<Vec<_>>(),
         "env": s.env.as_ref().map(|e| json!({
-            "cur": slot_json(e.cur), "try": slot_json(e.try_slot), "left": e.left, "gen": e.r#gen,
+            "cur": slot_json(e.cur), "try_slot": slot_json(e.try_slot), "left": e.left, "gen": e.r#gen,
             "env1_valid": e.env1_valid, "env2_valid": e.env2_valid, "copies_equal": e.copies_equal,
         })),
         "operation": s.operation.as_ref().map(operation_json),

@@ -35,8 +35,9 @@ impl Target {
         let Some(disk) = place.offline() else {
             return Ok(Target::Remote(Box::new(client::connect(&place.socket).await?)));
         };
+        let extra = place.config.clone();
         blocking(move || {
-            let config = node::offline_config(&disk)?;
+            let config = node::offline_config(extra.as_deref())?;
             let (ports, options) = node::offline(handle, config, &disk, looks)?;
             let lock = if looks {
                 None

@@ -96,7 +96,6 @@ impl Download for FileDownload {
 }
 
 #[cfg(test)]
-#[allow(clippy::disallowed_methods)]
 mod tests {
     use super::*;
 

@@ -31,13 +31,10 @@ pub struct HttpSource {
     policy: Policy,
 }
 
-/// User and password of basic authentication.
-type Auth = (String, Option<String>);
-
 /// What the next request asks for.
 struct Ask {
     url: Url,
-    auth: Option<Auth>,
+    auth: Option<(String, Option<String>)>,
     offset: u64,
     total: Option<u64>,
     version: Version,
@@ -121,7 +118,7 @@ impl HttpSource {
 }
 
 /// Takes the userinfo out of a URL: it must not appear anywhere.
-fn parse(text: &str) -> Result<(Url, Option<Auth>)> {
+fn parse(text: &str) -> Result<(Url, Option<(String, Option<String>)>)> {
     let bad = |why: String| AgentError::new(Code::InvalidArgument, format!("image URL: {why}"));
     let mut url = Url::parse(text).map_err(|e| bad(e.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {

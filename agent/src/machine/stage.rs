@@ -324,7 +324,7 @@ pub(super) fn failed(node: &Node, now: i64, e: &AgentError) -> Step {
     let target = next.running().ok().map(|r| r.other());
     failure.slot = target;
     if !run.wrote
-        && e.code == Code::MediumCorrupt
+        && matches!(e.code, Code::MediumCorrupt | Code::ChecksumMismatch)
         && let Some(slot) = target
         && let Some(r) = next.record(slot).cloned()
     {
