@@ -111,7 +111,8 @@ impl Platform {
 }
 
 /// Arguments that every image has. `panic` and `oops` restart a crashed slot, `rd.*` keeps the initramfs from waiting for a
-/// person, softdog is the watchdog where the machine has none, and systemd keeps feeding whichever it finds.
+/// person, systemd feeds the watchdog. softdog's settings count only on a machine without a watchdog of its own, where the
+/// initramfs loads it.
 pub fn default_args(arch: Arch) -> Vec<&'static str> {
     let serial = match arch {
         Arch::X86_64 => "console=ttyS0,115200",
@@ -126,7 +127,6 @@ pub fn default_args(arch: Arch) -> Vec<&'static str> {
         "softlockup_panic=1",
         "rd.shell=0",
         "rd.emergency=reboot",
-        "rd.driver.pre=softdog",
         "softdog.nowayout=1",
         "softdog.soft_margin=60",
         "systemd.watchdog_sec=60",

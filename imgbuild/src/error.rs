@@ -80,19 +80,18 @@ impl BuildError {
         } else {
             (Kind::Build, "IO001")
         };
-        // fs-err has put the path in front; the innermost error is what the system said.
-        let reason = match e.raw_os_error() {
-            Some(n) => without_number(&std::io::Error::from_raw_os_error(n)),
-            None => e.to_string(),
-        };
-        BuildError::new(kind, code, format!("{doing}: {reason}"))
+        BuildError::new(kind, code, format!("{doing}: {}", reason(e)))
     }
 }
 
-/// The system's words, without "(os error N)".
-fn without_number(e: &std::io::Error) -> String {
+/// The system's words, without "(os error N)" and without the act and path that fs-err puts in front.
+fn reason(e: &std::io::Error) -> String {
     let text = e.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
+    let own = match e.raw_os_error() {
+        Some(_) => text.as_str(),
+        None => text.rsplit_once("`: ").map_or(text.as_str(), |(_, tail)| tail),
+    };
+    own.split(" (os error").next().unwrap_or(own).to_owned()
 }
 
 impl fmt::Display for BuildError {
@@ -120,6 +119,8 @@ mod tests {
         assert_eq!(e.kind.exit_code(), 6);
         let e = BuildError::io("reading x", &std::io::Error::from_raw_os_error(13));
         assert_eq!((e.kind, e.code), (Kind::Build, "IO001"));
+        let e = BuildError::io("reading /none", &fs_err::read("/none").unwrap_err());
+        assert_eq!(e.message, "reading /none: No such file or directory");
     }
 
     #[test]

@@ -5,9 +5,17 @@
 // The harness is not the product: it starts programs, reads clocks and writes scratch files directly.
 #![allow(clippy::disallowed_methods)]
 
+pub mod disk;
+pub mod ext4;
 pub mod fixture;
+pub mod grub_matrix;
+pub mod guest;
 pub mod http;
+pub mod images;
+pub mod node;
 pub mod proc;
+pub mod product;
+pub mod scratch;
 pub mod vm;
 
 /// Whether end-to-end tests may run; prints why not.

@@ -167,7 +167,8 @@ impl Machine {
                 fs::remove_file(&path)?;
             }
         }
-        // setpriv: QEMU dies with the thread that started it, so a killed test leaves no machine behind.
+        // setpriv: QEMU dies with the thread that started it (one that lives as long as this process), so a killed test
+        // leaves no machine behind.
         let mut c = crate::proc::command("setpriv");
         c.args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
             .args(self.arguments(accel)?);
@@ -176,7 +177,7 @@ impl Machine {
             .append(true)
             .open(self.dir.join("qemu.err"))?;
         c.stdout(Stdio::null()).stderr(err.into_parts().0);
-        let child = c.spawn().context("cannot start QEMU (setpriv)")?;
+        let child = on_keeper(c).context("cannot start QEMU (setpriv)")?;
         let mut vm = Vm {
             child,
             dir: self.dir.clone(),
@@ -387,6 +388,31 @@ impl Drop for Vm {
     fn drop(&mut self) {
         let _ = self.end();
     }
+}
+
+/// Starts a program on a thread that never ends: a parent-death signal is about threads, and tests have one each.
+fn on_keeper(command: std::process::Command) -> std::io::Result<Child> {
+    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{Mutex, OnceLock, PoisonError};
+    type Job = (std::process::Command, Sender<std::io::Result<Child>>);
+    static KEEPER: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
+    let keeper = KEEPER.get_or_init(|| {
+        let (give, take) = channel::<Job>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in take {
+                let _ = answer.send(command.spawn());
+            }
+        });
+        Mutex::new(give)
+    });
+    let gone = || std::io::Error::other("the thread that starts machines is gone");
+    let (answer, started) = channel();
+    keeper
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .send((command, answer))
+        .map_err(|_| gone())?;
+    started.recv().map_err(|_| gone())?
 }
 
 /// Held while a machine runs: one emulated machine at a time on this host.

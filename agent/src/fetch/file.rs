@@ -96,6 +96,7 @@ impl Download for FileDownload {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)]
 mod tests {
     use super::*;
 

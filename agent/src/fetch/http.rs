@@ -31,10 +31,13 @@ pub struct HttpSource {
     policy: Policy,
 }
 
+/// User and password of basic authentication.
+type Auth = (String, Option<String>);
+
 /// What the next request asks for.
 struct Ask {
     url: Url,
-    auth: Option<(String, Option<String>)>,
+    auth: Option<Auth>,
     offset: u64,
     total: Option<u64>,
     version: Version,
@@ -118,7 +121,7 @@ impl HttpSource {
 }
 
 /// Takes the userinfo out of a URL: it must not appear anywhere.
-fn parse(text: &str) -> Result<(Url, Option<(String, Option<String>)>)> {
+fn parse(text: &str) -> Result<(Url, Option<Auth>)> {
     let bad = |why: String| AgentError::new(Code::InvalidArgument, format!("image URL: {why}"));
     let mut url = Url::parse(text).map_err(|e| bad(e.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {

@@ -9,7 +9,7 @@ use crate::slots::{Identity, Region};
 use crate::sys::buf::{ALIGN, AlignedBuf};
 use crate::sys::discover;
 use crate::sys::holders::{self, Holder};
-use crate::sys::lock::FileLock;
+use crate::sys::lock::{Claim, FileLock};
 use crate::sys::mount::DevNo;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::codes::Code;
@@ -37,7 +37,15 @@ pub struct BlockRegion {
     is_block: bool,
     direct: bool,
     bounce: Option<AlignedBuf>,
-    _lock: Option<Arc<FileLock>>,
+    _hold: Hold,
+}
+
+/// What keeps others away while a region is open.
+#[derive(Debug)]
+enum Hold {
+    Nothing,
+    Lock { _lock: Arc<FileLock> },
+    Claim { _claim: Arc<Claim> },
 }
 
 /// Opens a slot for writing: exclusively, and only if it still is what discovery saw.
@@ -52,7 +60,12 @@ pub fn open_slot(region: &Region) -> Result<Box<dyn SlotDevice>> {
             Code::Busy => busy(region, "another os-agent works on this image file"),
             _ => e,
         })?;
-        return Ok(Box::new(BlockRegion::new(region, file, false, Some(lock))?));
+        return Ok(Box::new(BlockRegion::new(
+            region,
+            file,
+            false,
+            Hold::Lock { _lock: lock },
+        )?));
     }
     let dev = DevNo::from_rdev(meta.rdev());
     match holders::of(dev, &region.path) {
@@ -65,8 +78,9 @@ pub fn open_slot(region: &Region) -> Result<Box<dyn SlotDevice>> {
         Some(Holder::Other(who)) => return Err(busy(region, &who)),
         None => {}
     }
-    let file = open(region, true, OFlags::EXCL)?;
-    let dev = BlockRegion::new(region, file, true, None)?;
+    let claim = Claim::on(meta.rdev(), || Ok(open(region, false, OFlags::EXCL)?.0))?;
+    let file = open(region, true, OFlags::empty())?;
+    let dev = BlockRegion::new(region, file, true, Hold::Claim { _claim: claim })?;
     dev.recheck(region)?;
     Ok(Box::new(dev))
 }
@@ -78,7 +92,12 @@ pub fn open_slot(region: &Region) -> Result<Box<dyn SlotDevice>> {
 pub fn open_read(region: &Region) -> Result<Box<dyn SlotDevice>> {
     let (file, direct) = open(region, false, OFlags::empty())?;
     let block = is_block(&file);
-    Ok(Box::new(BlockRegion::new(region, (file, direct), block, None)?))
+    Ok(Box::new(BlockRegion::new(
+        region,
+        (file, direct),
+        block,
+        Hold::Nothing,
+    )?))
 }
 
 /// Opens a region for reading and durable writes (each write is on the medium when it returns), under an exclusive lock.
@@ -89,7 +108,7 @@ pub fn open_durable(region: &Region) -> Result<BlockRegion> {
     let file = open(region, true, OFlags::DSYNC)?;
     let block = is_block(&file.0);
     let lock = FileLock::in_process(&file.0, &region.path)?;
-    let dev = BlockRegion::new(region, file, block, Some(lock))?;
+    let dev = BlockRegion::new(region, file, block, Hold::Lock { _lock: lock })?;
     if block {
         dev.recheck(region)?;
     }
@@ -145,12 +164,7 @@ fn busy(region: &Region, holder: &str) -> AgentError {
 }
 
 impl BlockRegion {
-    fn new(
-        region: &Region,
-        (file, direct): (File, bool),
-        is_block: bool,
-        lock: Option<Arc<FileLock>>,
-    ) -> Result<BlockRegion> {
+    fn new(region: &Region, (file, direct): (File, bool), is_block: bool, hold: Hold) -> Result<BlockRegion> {
         let dev = BlockRegion {
             file,
             path: region.path.clone(),
@@ -161,7 +175,7 @@ impl BlockRegion {
             is_block,
             direct,
             bounce: None,
-            _lock: lock,
+            _hold: hold,
         };
         let end = (&dev.file)
             .seek(SeekFrom::End(0))

@@ -10,6 +10,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+/// What this process holds, by device and inode.
+type Held<K, T> = OnceLock<Mutex<HashMap<K, Weak<T>>>>;
+
 /// A held exclusive lock; dropping it releases it.
 #[derive(Debug)]
 pub struct FileLock {
@@ -55,7 +58,7 @@ impl FileLock {
     /// # Errors
     /// As [`FileLock::on`].
     pub fn in_process(file: &File, name: &Utf8Path) -> Result<Arc<FileLock>> {
-        static HELD: OnceLock<Mutex<HashMap<(u64, u64), Weak<FileLock>>>> = OnceLock::new();
+        static HELD: Held<(u64, u64), FileLock> = OnceLock::new();
         let io = |e: std::io::Error| AgentError::new(Code::Internal, format!("{name}: {e}"));
         let meta = file.metadata().map_err(io)?;
         let key = (meta.dev(), meta.ino());
@@ -80,14 +83,57 @@ impl FileLock {
     }
 }
 
+/// An exclusive claim on a block device (O_EXCL): nobody can mount it, swap on it or stack anything on it meanwhile.
+#[derive(Debug)]
+pub struct Claim {
+    _file: File,
+}
+
+impl Claim {
+    /// The claim on the device numbered `rdev`, shared by everything in this process: the slot that is staged may be staged
+    /// anew while the proof of the old content still exists. `open` opens the device with O_EXCL.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn on(rdev: u64, open: impl FnOnce() -> Result<File>) -> Result<Arc<Claim>> {
+        static HELD: Held<u64, Claim> = OnceLock::new();
+        let mut held = HELD
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        held.retain(|_, w| w.strong_count() > 0);
+        if let Some(claim) = held.get(&rdev).and_then(Weak::upgrade) {
+            return Ok(claim);
+        }
+        let claim = Arc::new(Claim { _file: open()? });
+        held.insert(rdev, Arc::downgrade(&claim));
+        Ok(claim)
+    }
+}
+
 fn reopen(file: &File) -> std::io::Result<File> {
     use std::os::fd::AsRawFd;
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_claim_is_taken_once_and_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dev");
+        std::fs::write(&path, "").unwrap();
+        let open = || Ok(File::open(&path).unwrap());
+        let refuse = || Err(AgentError::new(Code::SlotBusy, "taken"));
+        let a = Claim::on(u64::MAX, open).unwrap();
+        let b = Claim::on(u64::MAX, refuse).unwrap();
+        assert!(Arc::ptr_eq(&a, &b));
+        drop((a, b));
+        assert_eq!(Claim::on(u64::MAX, refuse).unwrap_err().code, Code::SlotBusy);
+    }
 
     #[test]
     fn one_holder_at_a_time_and_shared_inside_the_process() {

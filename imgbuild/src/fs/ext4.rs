@@ -25,8 +25,9 @@ const FEATURES: &str = "none,ext_attr,dir_index,filetype,extent,flex_bg,sparse_s
 
 /// In place of the host's mke2fs.conf; the classes of sizes exist, so that mke2fs does not warn.
 const CONFIG: &[u8] =
-    b"[defaults]\n\tbase_features = none\n\tblocksize = 4096\n\tinode_size = 256\n[fs_types]\n\text4 = \
-{\n\t}\n\tsmall = {\n\t}\n\tfloppy = {\n\t}\n\tbig = {\n\t}\n\thuge = {\n\t}\n";
+    b"[defaults]\n base_features = none\n blocksize = 4096\n inode_size = 256\n[fs_types]\n\
+ ext4 = {\n  inode_size = 256\n }\n small = {\n  inode_size = 256\n }\n floppy = {\n  inode_size = 256\n }\n\
+ big = {\n  inode_size = 256\n }\n huge = {\n  inode_size = 256\n }\n";
 
 /// What to make.
 #[derive(Debug, Clone)]

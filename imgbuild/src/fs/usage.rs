@@ -100,6 +100,7 @@ impl Usage {
         let lines: Vec<String> = all
             .iter()
             .take(5)
+            .filter(|(_, n)| *n > 0)
             .map(|(p, n)| format!("{} {} MiB", p.display(), n.div_ceil(1 << 20)))
             .collect();
         lines.join(", ")

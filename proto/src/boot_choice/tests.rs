@@ -57,7 +57,8 @@ fn the_table_of_odd_environments() {
     let b = Env::committed(Slot::B, 1).encode().to_vec();
     let armed = Env::committed(Slot::B, 1).armed(Slot::A).encode().to_vec();
     let bad_cur = block("cur=C\ntry=B\nleft=3\n");
-    let rows: [(&str, Option<&[u8]>, Option<&[u8]>, &str); 15] = [
+    type Row<'a> = (&'a str, Option<&'a [u8]>, Option<&'a [u8]>, &'a str);
+    let rows: [Row<'_>; 15] = [
         ("both good, env1 wins", Some(&a), Some(&b), "env1 A"),
         ("env1 unreadable", None, Some(&b), "env2 B"),
         ("env1 empty", Some(&[]), Some(&b), "env2 B"),

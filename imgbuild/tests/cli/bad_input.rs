@@ -1,0 +1,226 @@
+//! Bad input: one clear error, the documented exit code, nothing created.
+
+use super::{Bench, RECIPE};
+
+const UNTOUCHED: [&str; 2] = ["r.toml", "tree"];
+
+#[track_caller]
+fn refused(recipe: &str, code: i32, text: &str) {
+    let b = Bench::new();
+    b.write("r.toml", recipe);
+    let run = b.run(&["build", "r.toml", "--out", "out"]);
+    run.fails(code, text);
+    assert_eq!(b.names(), UNTOUCHED);
+    if code == 3 && !text.contains("CFG017") {
+        b.run(&["check", "r.toml"]).fails(code, text);
+        b.run(&["plan", "r.toml"]).fails(code, text);
+    }
+}
+
+#[test]
+fn no_recipe() {
+    let b = Bench::new();
+    b.run(&["build", "none.toml"])
+        .fails(3, "error[CFG001] none.toml: No such file or directory");
+    assert_eq!(b.names(), UNTOUCHED);
+}
+
+#[test]
+fn misspelt_key() {
+    refused(
+        &RECIPE.replace("slot_mib", "slot_mb"),
+        3,
+        "error[CFG003] r.toml:8:1: unknown key \"disk.slot_mb\"; did you mean \"slot_mib\"?",
+    );
+}
+
+#[test]
+fn syntax() {
+    refused(
+        &RECIPE.replace("[boot]", "[boot"),
+        3,
+        "error[CFG002] r.toml:10:6: ",
+    );
+}
+
+#[test]
+fn missing_version() {
+    refused(
+        &RECIPE.replace("version = \"1\"", ""),
+        3,
+        "error[CFG004] r.toml: missing \"version\"",
+    );
+}
+
+#[test]
+fn bad_version() {
+    refused(
+        &RECIPE.replace("\"1\"", "\"v1;id\""),
+        3,
+        "error[CFG007] r.toml:2:11: version \"v1;id\": character ';'",
+    );
+}
+
+#[test]
+fn tree_and_packages() {
+    refused(
+        &RECIPE.replace("[disk]", "packages = [\"a\"]\n[disk]"),
+        3,
+        "error[CFG005]",
+    );
+}
+
+#[test]
+fn tree_that_is_not_there() {
+    refused(
+        &RECIPE.replace("= \"tree\"\n[disk]", "= \"tre\"\n[disk]"),
+        3,
+        "error[CFG010] r.toml:6:8: rootfs.tree \"tre\": not found",
+    );
+}
+
+#[test]
+fn partitions_that_do_not_fit() {
+    refused(
+        &RECIPE.replace("esp_mib", "size = \"300M\"\nesp_mib"),
+        3,
+        "error[CFG013] r.toml: partitions need 388 MiB, disk.size is 300 MiB",
+    );
+}
+
+#[test]
+fn root_argument() {
+    refused(
+        &format!("{RECIPE}args = \"root=LABEL=x\"\n"),
+        3,
+        "error[CFG015] r.toml:12:8: boot.args: kernel argument \"root=LABEL=x\"",
+    );
+}
+
+#[test]
+fn missing_key_file() {
+    let recipe = "version=\"1\"\n[rootfs]\nfrom=\"packages\"\npackages=[\"a\"]\nrepos=[{id=\"x\", url=\"http://h/\", key=\"no.asc\"}]\n";
+    refused(
+        recipe,
+        3,
+        "error[SIG002] r.toml:5:38: rootfs.repos[0].key \"no.asc\": not found",
+    );
+}
+
+#[test]
+fn repository_without_key_or_opt_out() {
+    let recipe = "version=\"1\"\n[rootfs]\nfrom=\"packages\"\npackages=[\"a\"]\nrepos=[{id=\"x\", url=\"http://h/\"}]\n";
+    refused(
+        recipe,
+        3,
+        "rootfs.repos[0].key is required (or allow_unsigned = true",
+    );
+}
+
+#[test]
+fn clear_text_password() {
+    refused(
+        &format!("{RECIPE}[[users]]\nname=\"a\"\npassword_hash=\"hunter2\"\n"),
+        3,
+        "error[CFG009]",
+    );
+}
+
+#[test]
+fn every_error_is_printed() {
+    let b = Bench::new();
+    b.write(
+        "r.toml",
+        &RECIPE
+            .replace("slot_mib", "slot_mb")
+            .replace("\"none\"", "\"nine\""),
+    );
+    let run = b.run(&["check", "r.toml"]);
+    run.fails(3, "CFG003");
+    assert_eq!(
+        run.err.lines().filter(|l| l.starts_with("error[")).count(),
+        2,
+        "{run:?}"
+    );
+}
+
+#[test]
+fn tree_that_is_too_big() {
+    let b = Bench::new();
+    std::fs::write(b.path("tree/usr/lib/big"), vec![1; 40 << 20]).unwrap();
+    let run = b.run(&["build", "r.toml", "--out", "out"]);
+    run.fails(6, "error[SIZE001] root tree needs ");
+    assert!(
+        run.err
+            .contains("partition is 32 MiB; largest: /usr/lib 41 MiB, "),
+        "{run:?}"
+    );
+    assert_eq!(b.names(), UNTOUCHED);
+}
+
+#[test]
+fn tools_that_are_missing_are_all_named() {
+    let b = Bench::new();
+    let out = b
+        .command(&["build", "r.toml"])
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let run = super::Run::of(out);
+    run.fails(10, "error[DEP001] missing: ");
+    for tool in ["mke2fs", "debugfs", "e2fsck", "qemu-img"] {
+        assert!(run.err.contains(tool), "{run:?}");
+    }
+    assert_eq!(b.names(), UNTOUCHED);
+}
+
+#[test]
+fn output_that_is_a_file() {
+    let b = Bench::new();
+    b.run(&["build", "r.toml", "--out", "r.toml"])
+        .fails(3, "expected a directory, found a file");
+    assert_eq!(b.names(), UNTOUCHED);
+}
+
+#[test]
+fn wrong_command_lines_are_bad_input_and_help_is_not() {
+    let b = Bench::new();
+    b.run(&["bulid"]).fails(3, "");
+    b.run(&["build"]).fails(3, "");
+    b.run(&["build", "r.toml", "--outt", "x"]).fails(3, "");
+    for args in [&["--help"][..], &["build", "--help"], &["--version"]] {
+        assert!(!b.run(args).succeeds().out.is_empty());
+    }
+    assert!(b.run(&["build", "--help"]).out.contains("Examples:"));
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_panic() {
+    let b = Bench::new();
+    let mut c = b.command(&["plan", "r.toml"]);
+    c.stdout(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    assert_eq!(c.status().unwrap().code(), Some(0));
+}
+
+#[test]
+fn verify_finds_every_change() {
+    let b = Bench::new();
+    b.run(&["verify", "nowhere"]).fails(
+        3,
+        "error[IO001] reading nowhere/SHA256SUMS: No such file or directory",
+    );
+    std::fs::create_dir(b.path("o")).unwrap();
+    b.write("o/a", "x");
+    let sum = |digest: &str| b.write("o/SHA256SUMS", &format!("{digest}  a\n"));
+    sum("2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881");
+    b.run(&["verify", "o"]).succeeds();
+    b.write("o/a", "y");
+    b.run(&["verify", "o"])
+        .fails(8, "error[SUM001] o/a: SHA-256 expected 2d71");
+    std::fs::remove_file(b.path("o/a")).unwrap();
+    b.run(&["verify", "o"])
+        .fails(8, "error[SUM001] opening o/a: No such file or directory");
+    b.write("o/SHA256SUMS", "nonsense\n");
+    b.run(&["verify", "o"])
+        .fails(8, "error[SUM001] o/SHA256SUMS: line 1:");
+}

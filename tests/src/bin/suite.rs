@@ -1,0 +1,199 @@
+//! Runs the layers of tests, cheap ones first, and adds up what passed. Started by `tests/run` and `tests/long`.
+#![allow(clippy::disallowed_methods)]
+
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Count {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+struct Step {
+    name: &'static str,
+    argv: Vec<&'static str>,
+}
+
+fn step(name: &'static str, line: &'static str) -> Step {
+    Step {
+        name,
+        argv: line.split_whitespace().collect(),
+    }
+}
+
+fn e2e(name: &'static str, test: &'static str) -> Step {
+    let mut s = step(name, "cargo test --quiet -p os-e2e --test");
+    s.argv.push(test);
+    s.argv
+        .extend(["--", "--include-ignored", "--test-threads=1", "--nocapture"]);
+    s
+}
+
+fn steps(layer: &str, long: bool) -> Vec<Step> {
+    match layer {
+        "unit" => vec![
+            step("formatting", "cargo fmt --all --check"),
+            step(
+                "clippy",
+                "cargo clippy --quiet --workspace --all-targets -- -D warnings",
+            ),
+            step("tests", "cargo test --quiet --workspace"),
+        ],
+        "image" => vec![
+            step(
+                "imgbuild with root",
+                "cargo test --quiet -p imgbuild -- --include-ignored --show-output",
+            ),
+            step(
+                "agent with root",
+                "cargo test --quiet -p os-agent -- --include-ignored",
+            ),
+            e2e("images", "image"),
+            e2e("refusals and bad input", "refusals"),
+            e2e("kill -9 of the agent", "kill9_agent"),
+        ],
+        "boot" => {
+            let mut all = vec![
+                e2e("GRUB against its model", "grub_matrix"),
+                e2e("upgrade", "upgrade"),
+                e2e("broken version 3", "broken3"),
+                e2e("power cuts", "kill9_qemu"),
+            ];
+            if long {
+                all.push(step("demo", "tests/demo --yes"));
+            }
+            all
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("tests: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<bool> {
+    let layers: Vec<String> = std::env::args().skip(1).collect();
+    let long = std::env::var("SLIPWAY_LONG").is_ok_and(|v| v == "1");
+    let mut total = Count::default();
+    let start = Instant::now();
+    let mut summary = Vec::new();
+    for (i, layer) in layers.iter().enumerate() {
+        let all = steps(layer, long);
+        if all.is_empty() {
+            summary.push(format!("{layer}: skipped: nothing yet (0 tests)"));
+            continue;
+        }
+        if layer != "unit" && !rustix::process::geteuid().is_root() {
+            bail!("the layer {layer:?} installs root trees and needs root; `tests/run unit` does not");
+        }
+        let began = Instant::now();
+        let mut count = Count::default();
+        for s in &all {
+            println!("== {layer}: {}: {}", s.name, s.argv.join(" "));
+            let one = execute(s, layer != "unit")?;
+            count.passed += one.passed;
+            count.failed += one.failed;
+            count.skipped += one.skipped;
+            if one.failed > 0 {
+                println!("== {layer}: {}: FAILED", s.name);
+            }
+        }
+        let line = format!(
+            "{layer}: {} passed, {} failed, {} skipped in {:.0} s",
+            count.passed,
+            count.failed,
+            count.skipped,
+            began.elapsed().as_secs_f64()
+        );
+        println!("== {line}");
+        summary.push(line);
+        total.passed += count.passed;
+        total.failed += count.failed;
+        total.skipped += count.skipped;
+        if count.failed > 0 {
+            for rest in &layers[i + 1..] {
+                summary.push(format!("{rest}: not run, {layer} is broken"));
+            }
+            break;
+        }
+    }
+    println!("\n{}", summary.join("\n"));
+    println!("in {:.0} s", start.elapsed().as_secs_f64());
+    println!(
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    );
+    Ok(total.failed == 0)
+}
+
+/// Runs one step; a step without test results counts as one test.
+fn execute(step: &Step, real: bool) -> Result<Count> {
+    let (program, args) = step.argv.split_first().context("empty step")?;
+    let mut c = Command::new(program);
+    c.args(args).stdin(Stdio::null()).stdout(Stdio::piped());
+    if real {
+        c.env("SLIPWAY_E2E", "1");
+    }
+    let mut child = c.spawn().with_context(|| format!("cannot start {program}"))?;
+    let out = child.stdout.take().context("stdout")?;
+    let mut count = Count::default();
+    let mut results = false;
+    for line in BufReader::new(out).lines() {
+        let line = line.unwrap_or_default();
+        if let Some((p, f, i)) = result_line(&line) {
+            results = true;
+            count.passed += p;
+            count.failed += f;
+            // Without root the ignored ones are simply left to the other layers.
+            count.skipped += if real { i } else { 0 };
+        }
+        if real && line.trim_start().starts_with("skipped:") {
+            count.skipped += 1;
+            count.passed = count.passed.saturating_sub(1);
+        }
+        println!("{line}");
+    }
+    let status = child.wait()?;
+    if !results {
+        count.passed += u64::from(status.success());
+    }
+    if !status.success() && count.failed == 0 {
+        count.failed = 1;
+    }
+    Ok(count)
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; …`
+fn result_line(line: &str) -> Option<(u64, u64, u64)> {
+    let rest = line.trim_start().strip_prefix("test result:")?;
+    let number = |what: &str| {
+        let before = rest.split_once(what)?.0;
+        before.split_whitespace().next_back()?.parse().ok()
+    };
+    Some((number(" passed")?, number(" failed")?, number(" ignored")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::result_line;
+
+    #[test]
+    fn reads_what_cargo_prints() {
+        let line =
+            "test result: ok. 12 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.01s";
+        assert_eq!(result_line(line), Some((12, 1, 3)));
+        assert_eq!(result_line("running 3 tests"), None);
+    }
+}
