@@ -7,6 +7,9 @@
 
 pub mod chroot;
 pub mod sandbox;
+mod tools;
+
+pub use tools::{missing_tools, need_tools};
 
 use crate::epoch::source_date_epoch;
 use crate::error::{BuildError, Kind, Result};
@@ -345,7 +348,7 @@ impl<'a> Cmd<'a> {
             );
         }
         if self.chroot.is_some() {
-            let hint = package_in_image(&self.program).map_or_else(String::new, |p| {
+            let hint = tools::package_in_image(&self.program).map_or_else(String::new, |p| {
                 format!("; add the package {p} to [rootfs] packages")
             });
             return BuildError::new(
@@ -438,60 +441,6 @@ pub fn quote_tail(stderr: &str, stdout: &[u8], lines: usize) -> String {
     let all: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
     let from = all.len().saturating_sub(lines);
     all[from..].iter().map(|l| format!("\n  {l}")).collect()
-}
-
-/// The error for programs that are missing on this host: all of them, with the packages that bring them.
-pub fn missing_tools(programs: &[&str]) -> BuildError {
-    let list: Vec<String> = programs
-        .iter()
-        .map(|p| format!("{p} ({})", package_on_host(p)))
-        .collect();
-    BuildError::new(
-        Kind::Tools,
-        "DEP001",
-        format!(
-            "missing: {}; install the packages in brackets (Debian name / RPM name)",
-            list.join(", ")
-        ),
-    )
-}
-
-/// Checks that programs exist in `PATH`, before anything is written.
-pub fn need_tools(programs: &[&str]) -> Result<()> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = |p: &str| std::env::split_paths(&path).any(|d| d.join(p).is_file());
-    let missing: Vec<&str> = programs.iter().copied().filter(|p| !found(p)).collect();
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(missing_tools(&missing))
-    }
-}
-
-fn package_on_host(program: &str) -> &str {
-    let name = program.rsplit('/').next().unwrap_or(program);
-    match name {
-        "mke2fs" | "e2fsck" | "debugfs" | "tune2fs" | "dumpe2fs" | "resize2fs" => "e2fsprogs",
-        "mkfs.vfat" | "mkfs.fat" | "fsck.fat" | "fsck.vfat" => "dosfstools",
-        "mcopy" | "mmd" | "mtype" => "mtools",
-        "sgdisk" => "gdisk",
-        "qemu-img" => "qemu-utils / qemu-img",
-        "systemctl" | "systemd-sysusers" => "systemd",
-        "createrepo_c" => "createrepo-c / createrepo_c",
-        "rpmkeys" => "rpm",
-        _ => name,
-    }
-}
-
-fn package_in_image(program: &str) -> Option<&'static str> {
-    Some(match program.rsplit('/').next().unwrap_or(program) {
-        "dracut" | "lsinitrd" => "dracut",
-        "grub-mkimage" | "grub2-mkimage" => "grub2-tools",
-        "depmod" => "kmod",
-        "ldconfig" => "glibc",
-        "systemctl" | "systemd-sysusers" => "systemd",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

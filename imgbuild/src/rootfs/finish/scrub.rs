@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 const EMPTY: [&str; 7] = ["dev", "proc", "run", "sys", "tmp", "var/cache", "var/tmp"];
 
 /// Files and directories that are removed.
-const REMOVE: [&str; 22] = [
+const REMOVE: [&str; 21] = [
     "etc/.pwd.lock",
     "etc/.updated",
     "etc/group-",
@@ -26,7 +26,6 @@ const REMOVE: [&str; 22] = [
     "root/.lesshst",
     "root/.rpmdb",
     "var/.updated",
-    "var/lib/dbus/machine-id",
     "var/lib/dnf",
     "var/lib/systemd/credential.secret",
     "var/lib/systemd/random-seed",
@@ -51,6 +50,11 @@ pub(super) fn scrub(root: &Utf8Path) -> Result<()> {
     }
     for name in REMOVE {
         remove(&in_root(root, name)?)?;
+    }
+    // A link to /etc/machine-id is right, a copy of one machine's is not.
+    let dbus = in_root(root, "var/lib/dbus/machine-id")?;
+    if !dbus.is_symlink() {
+        remove(&dbus)?;
     }
     let ssh = in_root(root, "etc/ssh")?;
     if ssh.is_dir() {
