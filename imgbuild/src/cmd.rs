@@ -29,6 +29,8 @@ const TREE_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 const STDERR_TAIL: usize = 64 << 10;
 /// Bytes of stdout that are kept; a program that writes more than this is not one of ours.
 const STDOUT_MAX: usize = 256 << 20;
+/// Limit for a program that has none of its own: nothing may stand still for ever.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a pipe may stay open after its program has ended (a child in the background can hold it).
 const DRAIN: Duration = Duration::from_millis(500);
 
@@ -67,7 +69,7 @@ pub struct Cmd<'a> {
     cwd: Option<Utf8PathBuf>,
     chroot: Option<Utf8PathBuf>,
     stdin: Option<Vec<u8>>,
-    timeout: Option<Duration>,
+    timeout: Duration,
     no_network: bool,
     on_line: Option<LineFn<'a>>,
 }
@@ -82,7 +84,7 @@ impl<'a> Cmd<'a> {
             cwd: None,
             chroot: None,
             stdin: None,
-            timeout: None,
+            timeout: DEFAULT_TIMEOUT,
             no_network: false,
             on_line: None,
         }
@@ -143,10 +145,10 @@ impl<'a> Cmd<'a> {
         self
     }
 
-    /// Ends the program with an error after this time.
+    /// Ends the program with an error after this time, instead of after an hour.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
-        self.timeout = Some(limit);
+        self.timeout = limit;
         self
     }
 
@@ -194,14 +196,12 @@ impl<'a> Cmd<'a> {
             std::thread::spawn(move || drop(pipe.write_all(&bytes)));
         }
         let (stop_timer, timer) = mpsc::channel::<()>();
-        if let Some(limit) = self.timeout {
-            let tx = tx.clone();
-            std::thread::spawn(move || {
-                if timer.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                    drop(tx.send(Event::TimedOut));
-                }
-            });
-        }
+        let (limit, late) = (self.timeout, tx.clone());
+        std::thread::spawn(move || {
+            if timer.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                drop(late.send(Event::TimedOut));
+            }
+        });
         std::thread::spawn(move || drop(tx.send(Event::Ended(child.wait()))));
         let result = self.collect(&rx, pid, pipes);
         drop(stop_timer);
@@ -252,7 +252,7 @@ impl<'a> Cmd<'a> {
                 Event::TimedOut => {
                     if ended.is_none() {
                         let _ = rustix::process::kill_process(pid, Signal::KILL);
-                        let limit = self.timeout.unwrap_or_default().as_secs();
+                        let limit = self.timeout.as_secs();
                         return Err(self.broken(&format!("did not end within {limit} s")));
                     }
                 }

@@ -210,6 +210,33 @@ fn repositories_and_names_that_are_wrong() {
         3,
         &["error[CFG010]", "/no/such/dir"],
     );
+    // A .repo file says where packages are; whether they are believed is the recipe's word alone.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bad.repo");
+    let url = fixture.join("bad/unsigned");
+    fs::write(
+        &file,
+        format!(
+            "[off]\nenabled=0\nbaseurl=http://h/\n[inside]\nbaseurl=file://{}\ngpgcheck=0\n",
+            url.display()
+        ),
+    )
+    .unwrap();
+    let by_file = |extra: &str| {
+        let key = fixture.join("keys/RPM-GPG-KEY-slipway-fixture");
+        Recipe::tiny(&fixture)
+            .repo(&format!(
+                "[[rootfs.repos]]\nid = \"x\"\nfile = {file:?}\nkey = {key:?}\n"
+            ))
+            .package(extra)
+    };
+    fails(
+        by_file("bad-unsigned"),
+        8,
+        &["error[SIG001] bad-unsigned-1.0-1.noarch: unsigned"],
+    );
+    fs::write(&file, "[off]\nenabled=0\nbaseurl=http://h/\n").unwrap();
+    fails(by_file("less"), 3, &["error[REPO001]", "no enabled repository"]);
     // The host's own repositories are never read: what only they have is not found.
     fails(
         Recipe::tiny(&fixture).package("only-on-the-host"),

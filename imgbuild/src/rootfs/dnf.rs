@@ -16,11 +16,15 @@ use crate::progress::Progress;
 use crate::recipe::{Recipe, Rootfs, Trust};
 use crate::suggest;
 use camino::{Utf8Path, Utf8PathBuf};
+use std::time::Duration;
 
 pub use database::Package;
 
 /// Where dnf keeps cache, logs and history: a bind mount of the working directory, so that nothing of it enters the image.
 const STATE: &str = ".dnf";
+
+/// Most time for downloads.
+const DOWNLOAD_LIMIT: Duration = Duration::from_secs(6 * 3600);
 
 /// Installs the recipe's packages into `root`, which is created. Returns what is installed, sorted by name.
 ///
@@ -41,6 +45,17 @@ pub fn install(
             Kind::Input,
             "SBX004",
             "installing packages needs root; start imgbuild as root",
+        ));
+    }
+    if recipe.arch.as_str() != std::env::consts::ARCH {
+        return Err(BuildError::new(
+            Kind::Tools,
+            "DEP002",
+            format!(
+                "packages for {} run their scriptlets at installation, and this machine is {}; build on a machine of that architecture",
+                recipe.arch.as_str(),
+                std::env::consts::ARCH
+            ),
         ));
     }
     for repo in repos.iter().filter(|r| r.trust == Trust::AllowUnsigned) {
@@ -121,7 +136,10 @@ impl Dnf<'_> {
     fn install(&self, packages: &[String], phase: Phase) -> Result<Vec<String>> {
         let mut log = Vec::new();
         let command = match phase {
-            Phase::Download => self.command(&["--downloadonly", "install"]),
+            // dnf gives up on a server that stands still; this is for one that is merely slow.
+            Phase::Download => self
+                .command(&["--downloadonly", "install"])
+                .timeout(DOWNLOAD_LIMIT),
             Phase::Install => self.command(&["--cacheonly", "install"]).no_network(),
         };
         let (status, _) = command
