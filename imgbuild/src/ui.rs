@@ -73,12 +73,14 @@ impl Bars {
     }
 }
 
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
 impl Progress for Bars {
     fn stage(&self, name: &str) {
-        let style = ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_spinner());
         let next = ProgressBar::new_spinner()
-            .with_style(style)
+            .with_style(style("{spinner} {prefix} [{elapsed}] {msg}"))
             .with_prefix(name.to_owned());
         next.enable_steady_tick(Duration::from_millis(120));
         self.with(|bar| {
@@ -89,14 +91,14 @@ impl Progress for Bars {
     }
 
     fn step(&self, done: u64, total: u64, what: &str) {
-        let message = match (done * 100).checked_div(total) {
-            Some(percent) => format!("{percent:3} % {what}"),
-            None => what.to_owned(),
-        };
         self.with(|bar| {
-            if let Some(bar) = bar {
-                bar.set_message(message);
+            let Some(bar) = bar else { return };
+            if total > 0 && bar.length() != Some(total) {
+                bar.set_length(total);
+                bar.set_style(style("{spinner} {prefix} [{bar:24}] {percent:>3} % {msg}"));
             }
+            bar.set_position(done);
+            bar.set_message(what.to_owned());
         });
     }
 
