@@ -1,5 +1,7 @@
 //! `fixture`: builds or finds the fixture distribution.
 
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use os_e2e::fixture::{self, Fixture};
@@ -23,8 +25,17 @@ enum Command {
     Path,
 }
 
-fn main() -> Result<()> {
-    let cli = Cli::parse();
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fixture: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
     let found = match cli.command {
         Command::Ensure => fixture::ensure()?,
         Command::Path => match fixture::cached()? {
