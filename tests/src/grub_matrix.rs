@@ -95,12 +95,22 @@ pub fn compare(grub: &Grub, dir: &Utf8Path, state: &State, firmware: Firmware) -
     Ok(line)
 }
 
-/// All states on one firmware, two machines at a time; the lines in order, or every difference.
+/// Whether the suite runs with its full counts.
+pub fn long() -> bool {
+    std::env::var_os("SLIPWAY_LONG").is_some()
+}
+
+/// All states on one firmware (a part of them where firmware is slow, unless [`long`]), two machines at a time; the lines in
+/// order, or every difference.
 ///
 /// # Errors
 /// When a state differs, all of them in one message.
 pub fn compare_all(grub: &Grub, dir: &Utf8Path, firmware: Firmware) -> Result<Vec<(String, Line)>> {
-    let todo = states();
+    let mut todo = states();
+    if firmware == Firmware::Uefi && !long() {
+        // What only GRUB's own reading of odd blocks decides is the same code under both firmwares.
+        todo.retain(|s| !s.odd);
+    }
     let next = Mutex::new(0usize);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

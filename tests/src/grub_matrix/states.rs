@@ -15,6 +15,8 @@ pub struct State {
     pub a_has_kernel: bool,
     /// Whether the disk refuses writes.
     pub read_only: bool,
+    /// Whether it is about how GRUB reads and writes blocks that no agent leaves.
+    pub odd: bool,
 }
 
 fn filled(body: &[u8], fill: u8) -> Vec<u8> {
@@ -50,6 +52,7 @@ pub fn states() -> Vec<State> {
             env2,
             a_has_kernel: true,
             read_only: false,
+            odd: false,
         });
     };
     add("committed A", a(), a());
@@ -119,6 +122,7 @@ pub fn states() -> Vec<State> {
         env2: None,
         a_has_kernel: false,
         read_only: false,
+        odd: false,
     });
     all.push(State {
         name: "the disk refuses the count",
@@ -126,6 +130,22 @@ pub fn states() -> Vec<State> {
         env2: a(),
         a_has_kernel: true,
         read_only: true,
+        odd: false,
     });
+    const ODD: [&str; 10] = [
+        "left twice",
+        "left twice first empty",
+        "left escaped",
+        "left with NUL",
+        "name with NUL",
+        "line without equals",
+        "carriage returns",
+        "full block",
+        "filled with zeros",
+        "env1 of 1025 bytes",
+    ];
+    for state in &mut all {
+        state.odd = ODD.contains(&state.name);
+    }
     all
 }
