@@ -445,3 +445,5 @@ fn jitter() -> u8 {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

@@ -132,14 +132,14 @@ fn quick() -> Policy {
     }
 }
 
-struct Client {
-    request: SourceRequest,
-    policy: Policy,
+pub(super) struct Client {
+    pub(super) request: SourceRequest,
+    pub(super) policy: Policy,
     cancel: Cancel,
     report: Arc<Recorder>,
 }
 
-fn client() -> Client {
+pub(super) fn client() -> Client {
     Client {
         request: SourceRequest {
             location: Location::Url(String::new()),
@@ -170,7 +170,7 @@ impl Client {
         )
     }
 
-    fn get(&self, url: &str) -> Result<Vec<u8>> {
+    pub(super) fn get(&self, url: &str) -> Result<Vec<u8>> {
         let mut d = self.open(url)?;
         let mut out = Vec::new();
         while let Some(b) = d.next()? {
