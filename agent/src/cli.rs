@@ -53,7 +53,7 @@ pub(crate) struct Where {
     /// The agent's socket
     #[arg(long, global = true, value_name = "PATH", default_value = os_proto::SOCKET_PATH)]
     socket: Utf8PathBuf,
-    /// Read this configuration too; offline it is the only one
+    /// Read this configuration after all others
     #[arg(long, global = true, value_name = "FILE", env = "OS_AGENT_CONFIG")]
     config: Option<Utf8PathBuf>,
     /// Print one JSON document instead of text

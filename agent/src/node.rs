@@ -47,12 +47,13 @@ pub fn config(extra: Option<&Utf8Path>) -> Result<Config> {
     merge(files, extra)
 }
 
-/// The configuration of an offline command: `extra` alone.
+/// Settings for work on an offline disk: `config.toml` in its state directory where there is one, and `extra`. The node's own
+/// files are not asked; they are about another disk.
 ///
 /// # Errors
 /// As [`config`].
-pub fn offline_config(extra: Option<&Utf8Path>) -> Result<Config> {
-    merge(Vec::new(), extra)
+pub fn offline_config(disk: &OfflineDisk, extra: Option<&Utf8Path>) -> Result<Config> {
+    merge(vec![disk.state_dir().join("config.toml")], extra)
 }
 
 fn merge(files: Vec<Utf8PathBuf>, extra: Option<&Utf8Path>) -> Result<Config> {

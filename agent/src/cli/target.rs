@@ -37,7 +37,7 @@ impl Target {
         };
         let extra = place.config.clone();
         blocking(move || {
-            let config = node::offline_config(extra.as_deref())?;
+            let config = node::offline_config(&disk, extra.as_deref())?;
             let (ports, options) = node::offline(handle, config, &disk, looks)?;
             let lock = if looks {
                 None
