@@ -89,10 +89,7 @@ pub(super) fn activate(node: &Node, now: i64, ask: &ActivateAsk) -> Result<Step>
         ));
     };
     wanted(target)?;
-    if !node
-        .whole_record(target)
-        .is_some_and(|r| r.image_sha256 == staged.image_sha256)
-    {
+    if node.whole_record(target).map(|r| r.image_sha256) != Some(staged.image_sha256) {
         return Err(refuse(
             Code::NotStaged,
             format!(
