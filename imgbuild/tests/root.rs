@@ -304,8 +304,10 @@ fn interrupted(recipe: &Path, out: &Path, stage: &str, extra: Duration, signal: 
     );
     let begun = Instant::now();
     let status = child.wait().unwrap();
+    // A few seconds on a quiet machine; on one that is busy with other tests the disk decides how long removing takes.
+    eprintln!("{stage} {signal}: ended after {:?}", begun.elapsed());
     assert!(
-        begun.elapsed() < Duration::from_secs(5),
+        begun.elapsed() < Duration::from_secs(60),
         "took {:?} to end",
         begun.elapsed()
     );
