@@ -1,4 +1,5 @@
 //! Whole stories on a simulated node: real engine, real write path, GRUB's model, scripted boots.
+#![allow(clippy::disallowed_methods)]
 
 use crate::error::AgentError;
 use crate::testing::{Fate, Node, Write, image, image_without, sha256};
