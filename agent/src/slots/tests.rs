@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 use super::*;
-use os_proto::layout::{Arch, MIB};
+use os_proto::layout::{Arch, MIB, type_guid};
 
 const A: u128 = 0xaaaa;
 const B: u128 = 0xbbbb;
