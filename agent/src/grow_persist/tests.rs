@@ -60,3 +60,37 @@ fn a_damaged_table_is_left_alone() {
     assert_eq!(run(&layout).unwrap_err().code, Code::DiskUnsupported);
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
+
+/// `sudo -E cargo test -p os-agent --lib -- --ignored a_mounted`
+#[test]
+#[ignore = "needs root with CAP_SYS_RESOURCE, mke2fs and a loop device"]
+fn a_mounted_file_system_grows_to_its_device() {
+    use std::process::Command;
+    let dir = tempfile::tempdir().unwrap();
+    let root = Utf8Path::from_path(dir.path()).unwrap();
+    let (image, at) = (root.join("img"), root.join("mnt"));
+    std::fs::create_dir(&at).unwrap();
+    File::create(&image).unwrap().set_len(64 * MIB).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        let out = Command::new(program).args(args).output().unwrap();
+        assert!(
+            out.status.success(),
+            "{program}: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        String::from_utf8(out.stdout).unwrap().trim().to_owned()
+    };
+    run("mke2fs", &["-q", "-F", "-t", "ext4", image.as_str(), "32M"]);
+    let node = run("losetup", &["-f", "--show", image.as_str()]);
+    run("mount", &[&node, at.as_str()]);
+    let dev = DevNo::from_rdev(std::os::unix::fs::MetadataExt::rdev(
+        &std::fs::metadata(&node).unwrap(),
+    ));
+    let first = grow_fs(dev, Utf8Path::new(&node), 64 * MIB);
+    let again = grow_fs(dev, Utf8Path::new(&node), 64 * MIB);
+    run("umount", &[at.as_str()]);
+    run("losetup", &["-d", &node]);
+    run("e2fsck", &["-fn", image.as_str()]);
+    assert_eq!(first.unwrap(), (32 * MIB, 64 * MIB));
+    assert_eq!(again.unwrap(), (64 * MIB, 64 * MIB));
+}
