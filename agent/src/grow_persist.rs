@@ -6,7 +6,7 @@ use crate::error::{AgentError, Result};
 use crate::gpt_table::Copies;
 use crate::payload::sniff;
 use crate::slots::Layout;
-use crate::sys::block::{ioctls, size_of_disk};
+use crate::sys::block::{LOCK_PATIENCE, ioctls, size_of_disk};
 use crate::sys::mount::{self, DevNo};
 use crate::sys::{discover, lock::FileLock};
 use camino::Utf8Path;
@@ -57,7 +57,7 @@ pub fn run(layout: &Layout) -> Result<Grown> {
         .file_type()
         .is_block_device();
     // Also keeps udev from probing half a table.
-    let _lock = FileLock::in_process(&disk, path)?;
+    let _lock = FileLock::in_process(&disk, path, LOCK_PATIENCE)?;
     let size = size_of_disk(&disk, path)?;
     let number = Role::Persist.number();
     let (before, now) = grow_table(&disk, path, size, layout.sector_size(), number)?;

@@ -23,7 +23,10 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
+use std::time::Duration;
 
+/// How long another process's short lock is waited for.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of one bounce copy.
 const BOUNCE: usize = 64 << 10;
 
@@ -58,7 +61,7 @@ pub fn open_slot(region: &Region) -> Result<Box<dyn SlotDevice>> {
     let meta = std::fs::metadata(&region.path).map_err(|e| cannot_open(region, &e))?;
     if !meta.file_type().is_block_device() {
         let file = open(region, true, OFlags::empty())?;
-        let lock = FileLock::in_process(&file.0, &region.path).map_err(|e| match e.code {
+        let lock = FileLock::in_process(&file.0, &region.path, Duration::ZERO).map_err(|e| match e.code {
             Code::Busy => busy(region, "another os-agent works on this image file"),
             _ => e,
         })?;
@@ -109,7 +112,7 @@ pub fn open_read(region: &Region) -> Result<Box<dyn SlotDevice>> {
 pub fn open_durable(region: &Region) -> Result<BlockRegion> {
     let file = open(region, true, OFlags::DSYNC)?;
     let block = is_block(&file.0);
-    let lock = FileLock::in_process(&file.0, &region.path)?;
+    let lock = FileLock::in_process(&file.0, &region.path, LOCK_PATIENCE)?;
     let dev = BlockRegion::new(region, file, block, Hold::Lock { _lock: lock })?;
     if block {
         dev.recheck(region)?;

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 /// What this process holds, by device and inode.
 type Held<K, T> = OnceLock<Mutex<HashMap<K, Weak<T>>>>;
@@ -35,6 +36,20 @@ impl FileLock {
         }
     }
 
+    /// Takes the lock on `file`, waiting up to `patience`.
+    #[allow(clippy::disallowed_methods)] // a bounded wait for another process, before any work that could be cancelled
+    fn patient(file: File, name: &Utf8Path, patience: Duration) -> Result<FileLock> {
+        const STEP: Duration = Duration::from_millis(50);
+        let mut waited = Duration::ZERO;
+        loop {
+            match FileLock::on(file.try_clone().map_err(|e| internal(name, &e))?, name) {
+                Err(e) if e.code == Code::Busy && waited < patience => std::thread::sleep(STEP),
+                other => return other,
+            }
+            waited += STEP;
+        }
+    }
+
     /// Creates `path` where needed (mode 0600) and takes its lock at once or not at all.
     ///
     /// # Errors
@@ -53,14 +68,14 @@ impl FileLock {
     }
 
     /// The lock on the file that `file` is open on, shared by everything in this process: a disk image's slot and its
-    /// environment are locked by the same process at the same time, while other processes stay out.
+    /// environment are locked by the same process at the same time, while other processes stay out. Waits up to `patience`
+    /// for another process: udev holds a disk's lock for a moment while it looks at it.
     ///
     /// # Errors
     /// As [`FileLock::on`].
-    pub fn in_process(file: &File, name: &Utf8Path) -> Result<Arc<FileLock>> {
+    pub fn in_process(file: &File, name: &Utf8Path, patience: Duration) -> Result<Arc<FileLock>> {
         static HELD: Held<(u64, u64), FileLock> = OnceLock::new();
-        let io = |e: std::io::Error| AgentError::new(Code::Internal, format!("{name}: {e}"));
-        let meta = file.metadata().map_err(io)?;
+        let meta = file.metadata().map_err(|e| internal(name, &e))?;
         let key = (meta.dev(), meta.ino());
         let mut held = HELD
             .get_or_init(Mutex::default)
@@ -71,8 +86,8 @@ impl FileLock {
             return Ok(lock);
         }
         // A descriptor of its own: the lock must outlive `file`. Reopened through /proc, so that it is the same file.
-        let own = reopen(file).map_err(io)?;
-        let lock = Arc::new(FileLock::on(own, name)?);
+        let own = reopen(file).map_err(|e| internal(name, &e))?;
+        let lock = Arc::new(FileLock::patient(own, name, patience)?);
         held.insert(key, Arc::downgrade(&lock));
         Ok(lock)
     }
@@ -111,6 +126,10 @@ impl Claim {
     }
 }
 
+fn internal(name: &Utf8Path, e: &std::io::Error) -> AgentError {
+    AgentError::new(Code::Internal, format!("{name}: {e}"))
+}
+
 fn reopen(file: &File) -> std::io::Result<File> {
     use std::os::fd::AsRawFd;
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
@@ -142,14 +161,14 @@ mod tests {
         let first = FileLock::try_exclusive(&path).unwrap();
         assert_eq!(FileLock::try_exclusive(&path).unwrap_err().code, Code::Busy);
         assert_eq!(
-            FileLock::in_process(&File::open(&path).unwrap(), &path)
+            FileLock::in_process(&File::open(&path).unwrap(), &path, Duration::from_millis(60))
                 .unwrap_err()
                 .code,
             Code::Busy
         );
         drop(first);
-        let a = FileLock::in_process(&File::open(&path).unwrap(), &path).unwrap();
-        let b = FileLock::in_process(&File::open(&path).unwrap(), &path).unwrap();
+        let a = FileLock::in_process(&File::open(&path).unwrap(), &path, Duration::ZERO).unwrap();
+        let b = FileLock::in_process(&File::open(&path).unwrap(), &path, Duration::ZERO).unwrap();
         assert!(Arc::ptr_eq(&a, &b));
         assert_eq!(FileLock::try_exclusive(&path).unwrap_err().code, Code::Busy);
         drop((a, b));
