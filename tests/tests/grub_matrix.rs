@@ -123,7 +123,7 @@ fn a_slot_picked_in_the_menu_uses_no_try_and_restarts_when_it_cannot_be_loaded()
         let mut run = start(&disk, firmware, true);
         run.wait("Esc within 3 seconds", limit).unwrap();
         run.type_keys(b"\x1b").unwrap();
-        run.wait("Slot B", limit).unwrap();
+        run.see("Slot B", limit).unwrap();
         run.type_keys(b"b").unwrap();
         let line = run.decision(limit).unwrap();
         assert_eq!(
@@ -176,7 +176,7 @@ fn a_menu_that_nobody_uses_ends_by_itself() {
     let mut run = start(&disk, Firmware::Bios, true);
     run.wait("Esc within 3 seconds", limit).unwrap();
     run.type_keys(b"\x1b").unwrap();
-    run.wait("Slot B", limit).unwrap();
+    run.see("Slot B", limit).unwrap();
     let line = run.decision(limit + Duration::from_secs(60)).unwrap();
     assert_eq!((line.source, line.trial), (Source::Env1, Some(2)));
 }

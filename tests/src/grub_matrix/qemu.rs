@@ -92,13 +92,30 @@ impl Run {
     /// # Errors
     /// After `limit`, or when the machine ends.
     pub fn wait(&mut self, what: &str, limit: Duration) -> Result<String> {
+        self.find(what, limit, true)
+    }
+
+    /// The same without the end of the line: a menu is drawn by moving the cursor.
+    ///
+    /// # Errors
+    /// As [`Run::wait`].
+    pub fn see(&mut self, what: &str, limit: Duration) -> Result<String> {
+        self.find(what, limit, false)
+    }
+
+    fn find(&mut self, what: &str, limit: Duration, whole_line: bool) -> Result<String> {
         let end = Instant::now() + limit;
         let mut raw = Vec::new();
         loop {
             let rest = self.text.get(self.seen..).unwrap_or_default();
             if let Some(at) = rest.find(what) {
                 let tail = rest.get(at..).unwrap_or_default();
-                if let Some(n) = tail.find(['\n', '\r']) {
+                let end = if whole_line {
+                    tail.find(['\n', '\r'])
+                } else {
+                    Some(what.len())
+                };
+                if let Some(n) = end {
                     let line = tail.get(..n).unwrap_or_default().to_owned();
                     self.seen += at + n;
                     return Ok(line);
