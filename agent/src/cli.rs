@@ -1,12 +1,13 @@
 //! The command line: arguments in, one call, one answer out. Exit codes are those of `os_proto::codes`.
 
+mod args;
 mod progress;
 mod serve;
 mod show;
 mod target;
 
-use camino::Utf8PathBuf;
-use clap::{Args, Parser, Subcommand};
+pub(crate) use args::Cli;
+use args::{Command, StageArgs, Where};
 use os_agent::error::{AgentError, Result};
 use os_agent::node::OfflineDisk;
 use os_agent::ports::Report;
@@ -17,195 +18,6 @@ use progress::Progress;
 use std::io::Write;
 use std::process::ExitCode;
 use target::Target;
-
-/// Updates the operating system of this node: fetches an image, writes it to the inactive slot, tries it, keeps it or
-/// falls back.
-#[derive(Debug, Parser)]
-#[command(
-    name = "os-agent",
-    version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 corrupt or not authentic, 5 temporary\n\n\
-Examples:\n  \
-os-agent status\n  \
-os-agent stage --image https://images.example/2/update.img --sha256 9f86…  --version 2\n  \
-os-agent activate --reboot\n  \
-os-agent status --disk system.img --running A      (offline, without a daemon and without root)"
-)]
-pub(crate) struct Cli {
-    #[command(flatten)]
-    place: Where,
-    #[command(subcommand)]
-    command: Command,
-}
-
-/// Where the command works.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Where {
-    /// Work on this disk image or disk instead of the running node
-    #[arg(long, global = true, value_name = "IMAGE", requires = "running")]
-    disk: Option<Utf8PathBuf>,
-    /// With --disk: the slot that counts as running and is left alone
-    #[arg(long, global = true, value_name = "A|B", requires = "disk")]
-    running: Option<Slot>,
-    /// With --disk: the state directory [default: IMAGE.state]
-    #[arg(long, global = true, value_name = "DIR", requires = "disk")]
-    state: Option<Utf8PathBuf>,
-    /// The agent's socket
-    #[arg(long, global = true, value_name = "PATH", default_value = os_proto::SOCKET_PATH)]
-    socket: Utf8PathBuf,
-    /// Read this configuration after all others
-    #[arg(long, global = true, value_name = "FILE", env = "OS_AGENT_CONFIG")]
-    config: Option<Utf8PathBuf>,
-    /// Print one JSON document instead of text
-    #[arg(long, global = true)]
-    json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Run the agent (started by os-agent.service)
-    Serve,
-    /// Show the slots, what boots next, and what happened
-    Status,
-    /// Show the status again on every change
-    Watch,
-    /// Fetch an image, write it to the inactive slot and read it back
-    #[command(after_help = "Examples:\n  \
-os-agent stage --image https://images.example/2/update.img --sha256 9f86d081…\n  \
-os-agent stage --image ./update.img --sha256 $(sha256sum < update.img | cut -d' ' -f1) --version 2\n  \
-os-agent stage --image slot:B                       (what slot B holds already)")]
-    Stage(StageArgs),
-    /// Arm the staged slot: the next boot tries it, up to three times
-    Activate(ActivateArgs),
-    /// Make the running slot the default
-    Commit(DigestArg),
-    /// End a running trial, take an armed slot back, or go to the other slot
-    Rollback(RollbackArgs),
-    /// Stop a running stage, or take an armed slot back
-    Cancel(CancelArgs),
-    /// Allow a digest again that fell back
-    Forget {
-        /// SHA-256 as `status` shows it
-        digest: String,
-    },
-    /// Read a slot and compare it with its record
-    VerifySlot {
-        /// Which [default: the inactive one]
-        slot: Option<Slot>,
-    },
-    /// List past operations, newest first
-    History {
-        /// At most so many; 0 = all
-        #[arg(long, default_value_t = 20)]
-        limit: u32,
-    },
-    /// Grow PERSIST to the end of the disk (started by its own unit)
-    GrowPersist,
-    #[command(hide = true, disable_help_flag = true)]
-    Configure(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Doctor(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Report(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Crashtest(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    ApiProxy(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Steps(Rest),
-}
-
-/// Arguments of a command that does not exist yet.
-#[derive(Debug, Args)]
-struct Rest {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    rest: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-struct StageArgs {
-    /// http(s) URL, file, or slot:A / slot:B
-    #[arg(long, value_name = "URL|FILE")]
-    image: String,
-    /// SHA-256 of that file (not needed with slot:)
-    #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
-    sha256: String,
-    /// Refuse unless the image's PRETTY_NAME or VERSION_ID is this
-    #[arg(long, value_name = "V")]
-    version: Option<String>,
-    /// Permit plain http
-    #[arg(long)]
-    allow_http: bool,
-    /// Permit an image that is older than the running one
-    #[arg(long)]
-    allow_older: bool,
-    /// Return as soon as the agent has begun
-    #[arg(long, conflicts_with = "disk")]
-    no_wait: bool,
-    /// Also when this digest fell back or failed too often before
-    #[arg(long)]
-    force: bool,
-    /// Check whether it would be accepted; fetch and change nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// At most so many bytes per second (suffixes K, M, G)
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    limit_rate: Option<u64>,
-    /// Operation id; the same one joins or returns the stored result
-    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
-    op_id: String,
-}
-
-#[derive(Debug, Args)]
-struct ActivateArgs {
-    /// Reboot afterwards
-    #[arg(long, conflicts_with = "disk")]
-    reboot: bool,
-    /// The slot must hold this
-    #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
-    digest: String,
-    /// Span of a trial boot in seconds [default: the node's]
-    #[arg(long, value_name = "SECS", default_value_t = 0, hide_default_value = true)]
-    deadline_secs: u64,
-    /// Operation id
-    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
-    op_id: String,
-}
-
-#[derive(Debug, Args)]
-struct DigestArg {
-    /// The running slot must hold this
-    #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
-    digest: String,
-}
-
-#[derive(Debug, Args)]
-struct RollbackArgs {
-    /// Reboot afterwards (the end of a running trial always does)
-    #[arg(long, conflicts_with = "disk")]
-    reboot: bool,
-}
-
-#[derive(Debug, Args)]
-struct CancelArgs {
-    /// Only this operation [default: whatever runs]
-    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
-    op_id: String,
-}
-
-fn rate(text: &str) -> std::result::Result<u64, String> {
-    let (number, factor) = match text.chars().last() {
-        Some('K' | 'k') => (text.get(..text.len() - 1), 1 << 10),
-        Some('M' | 'm') => (text.get(..text.len() - 1), 1 << 20),
-        Some('G' | 'g') => (text.get(..text.len() - 1), 1 << 30),
-        _ => (Some(text), 1),
-    };
-    number
-        .and_then(|n| n.parse::<u64>().ok())
-        .and_then(|n| n.checked_mul(factor))
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("{text:?}: expected a number of bytes per second such as 500K or 20M"))
-}
 
 impl Where {
     fn offline(&self) -> Option<OfflineDisk> {
@@ -455,22 +267,4 @@ async fn verify(target: &mut Target, slot: Option<Slot>, json: bool) -> Result<(
             r.image_sha256, r.wanted_sha256
         ),
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_grammar_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn rates_have_suffixes() {
-        assert_eq!(rate("500K"), Ok(512_000));
-        assert_eq!(rate("7"), Ok(7));
-        assert!(rate("M").is_err() && rate("0").is_err() && rate("1T").is_err() && rate("é").is_err());
-    }
 }

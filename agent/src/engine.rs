@@ -6,14 +6,13 @@
 use crate::config::Config;
 use crate::error::{AgentError, Result};
 use crate::gates;
-use crate::machine::{self, Boot, Effect, Event, Node, Outcome};
+use crate::machine::{self, Effect, Event, Node, Outcome};
 use crate::ports::{Bootloader, Cancel, Clock, Host, Slots, Source, StateStore};
 use crate::slots::Layout;
-use crate::state::{OpResult, Phase, State};
+use crate::state::{OpResult, Phase};
 use crate::write::Installed;
 use os_proto::codes::Code;
-use os_proto::layout::{Arch, Slot, cmdline};
-use os_proto::record::SlotRecord;
+use os_proto::layout::{Arch, Slot};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
@@ -21,6 +20,7 @@ use tokio::sync::watch;
 
 mod calls;
 mod handle;
+mod load;
 mod status;
 mod trial;
 mod work;
@@ -105,7 +105,7 @@ impl Engine {
     /// Reads state, slots and environment, finishes what the last boot left open, and starts the worker.
     pub fn start(ports: Ports, options: Options) -> Arc<Engine> {
         let layout = ports.slots.layout();
-        let (node, store_error) = load(&ports, &options, &layout);
+        let (node, store_error) = load::load(&ports, &options, &layout);
         let (jobs, queue) = mpsc::channel();
         let engine = Arc::new(Engine {
             boot_id: node.boot.boot_id.clone(),
@@ -410,76 +410,6 @@ impl Engine {
     pub fn phase(&self) -> Phase {
         self.lock().node.phase
     }
-}
-
-/// Reads everything that the first decision needs.
-fn load(ports: &Ports, options: &Options, layout: &Result<Layout>) -> (Node, Option<String>) {
-    let mut problems = Vec::new();
-    let (text, mut unreadable) = match ports.store.load() {
-        Ok(t) => (t, None),
-        Err(e) => (None, Some(e)),
-    };
-    let loaded = State::parse(text.as_deref());
-    if let Some(p) = &loaded.problem {
-        tracing::warn!("{p}");
-        let code = if loaded.read_only {
-            Code::StateTooNew
-        } else {
-            Code::StateWriteFailed
-        };
-        problems.push((code, p.clone()));
-        if let (Some(t), false, false) = (&text, loaded.read_only, options.observe) {
-            ports.store.keep_damaged(t);
-        }
-    }
-    let mut record = |slot: Slot| -> Option<SlotRecord> {
-        match ports
-            .store
-            .load_record(slot)
-            .map(|t| t.map(|t| SlotRecord::parse(&t)))
-        {
-            Ok(None) => None,
-            Ok(Some(Ok(Some(r)))) => Some(r),
-            Ok(Some(Ok(None))) => {
-                problems.push((
-                    Code::StateTooNew,
-                    format!("the record of slot {slot} needs a newer agent; the slot counts as unknown"),
-                ));
-                None
-            }
-            Ok(Some(Err(e))) => {
-                problems.push((
-                    Code::StateWriteFailed,
-                    format!("the record of slot {slot} is damaged: {e}"),
-                ));
-                None
-            }
-            Err(e) => {
-                unreadable = Some(e);
-                None
-            }
-        }
-    };
-    let records = [record(Slot::A), record(Slot::B)];
-    let trial_arg = format!("{}=", cmdline::TRIAL);
-    let boot = Boot {
-        running: layout.as_ref().map(Layout::running).map_err(Clone::clone),
-        boot_id: ports.host.boot_id(),
-        counted: options.offline
-            || ports
-                .host
-                .cmdline()
-                .split_whitespace()
-                .any(|w| w.starts_with(&trial_arg)),
-        gated: !options.offline,
-    };
-    let mut node = Node::new(boot, loaded.state, loaded.read_only, records);
-    node.problems = problems;
-    if let Ok(l) = layout {
-        node.problems
-            .extend(l.warnings().iter().map(|w| (Code::SlotAmbiguous, w.clone())));
-    }
-    (node, unreadable)
 }
 
 /// What a call that is answered at once returns.

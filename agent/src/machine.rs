@@ -13,6 +13,7 @@ use os_proto::env_block::Env;
 use os_proto::layout::Slot;
 use os_proto::record::{Content, SlotRecord};
 
+mod back;
 mod boot;
 mod fallback;
 mod ops;
@@ -429,9 +430,9 @@ pub fn step(node: &Node, now: i64, event: Event) -> Result<Step> {
         Event::Activate(ask) => switch::activate(node, now, &ask),
         Event::ArmFailed(env, e) => Ok(switch::arm_failed(node, now, env, &e)),
         Event::Commit(ask) => switch::commit(node, now, &ask),
-        Event::Rollback(ask) => switch::rollback(node, now, &ask),
-        Event::Cancel(ask) => switch::cancel(node, now, &ask),
-        Event::Forget(d) => switch::forget(node, &d),
+        Event::Rollback(ask) => back::rollback(node, now, &ask),
+        Event::Cancel(ask) => back::cancel(node, now, &ask),
+        Event::Forget(d) => back::forget(node, &d),
         Event::Sign(what, secs) => Ok(trial::sign(node, &what, secs)),
         Event::Healthy => Ok(trial::healthy(node, now)),
         Event::NotHealthy => Ok(trial::not_healthy(node)),

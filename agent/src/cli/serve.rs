@@ -7,6 +7,7 @@ use os_agent::node::{self, OfflineDisk};
 use os_agent::server::{self, Access, Socket};
 use os_agent::{grow_persist as grow, notify, sys::discover};
 use os_proto::codes::Code;
+use std::io::IsTerminal;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::prelude::*;
 
@@ -74,6 +75,7 @@ fn log() {
         None => tracing_subscriber::fmt()
             .with_env_filter(filter())
             .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
             .init(),
     }
 }
