@@ -1,5 +1,6 @@
 //! http and https: resumed inside the run, bounded in every direction.
 
+mod address;
 mod attempt;
 mod client;
 pub mod rules;
@@ -7,6 +8,7 @@ pub mod rules;
 use super::Policy;
 use crate::error::{AgentError, Result};
 use crate::ports::{Cancel, Clock, Download, Report, SourceRequest};
+use address::{Auth, host, parse, shown};
 use attempt::{Answer, Failure, Version};
 use bytes::Bytes;
 use os_proto::codes::Code;
@@ -30,9 +32,6 @@ pub struct HttpSource {
     clock: Arc<dyn Clock>,
     policy: Policy,
 }
-
-/// User and password of basic authentication.
-type Auth = (String, Option<String>);
 
 /// What the next request asks for.
 struct Ask {
@@ -118,48 +117,6 @@ impl HttpSource {
         d.connect()?;
         Ok(Box::new(d))
     }
-}
-
-/// Takes the userinfo out of a URL: it must not appear anywhere.
-fn parse(text: &str) -> Result<(Url, Option<Auth>)> {
-    let bad = |why: String| AgentError::new(Code::InvalidArgument, format!("image URL: {why}"));
-    let mut url = Url::parse(text).map_err(|e| bad(e.to_string()))?;
-    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
-        return Err(bad(format!("{}: expected http://… or https://…", shown(&url))));
-    }
-    let decode = |s: &str| percent_decode(s);
-    let auth = (!url.username().is_empty() || url.password().is_some())
-        .then(|| (decode(url.username()), url.password().map(decode)));
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.set_fragment(None);
-    Ok((url, auth))
-}
-
-fn percent_decode(s: &str) -> String {
-    let b = s.as_bytes();
-    let mut out = Vec::with_capacity(b.len());
-    let mut i = 0;
-    while let Some(c) = b.get(i) {
-        let hex = (*c == b'%')
-            .then(|| s.get(i + 1..i + 3))
-            .flatten()
-            .and_then(|h| u8::from_str_radix(h, 16).ok());
-        out.push(hex.unwrap_or(*c));
-        i += if hex.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-/// A URL for people: no userinfo, no query.
-fn shown(url: &Url) -> String {
-    let port = url.port().map(|p| format!(":{p}")).unwrap_or_default();
-    format!(
-        "{}://{}{port}{}",
-        url.scheme(),
-        url.host_str().unwrap_or_default(),
-        url.path()
-    )
 }
 
 struct HttpDownload {
@@ -311,18 +268,26 @@ impl HttpDownload {
             },
         )?;
         self.waiting |= told;
-        Ok(match waited {
-            Waited::TooSlow => Err(format!(
+        let crawls = || {
+            Err(format!(
                 "less than {} bytes per second for {} s",
                 self.policy.min_rate_bytes_per_sec,
                 self.policy.min_rate_span.as_secs()
-            )),
+            ))
+        };
+        Ok(match waited {
+            Waited::TooSlow => crawls(),
             Waited::Done(Err(e)) => Err(client::chain(&e.without_url())),
             Waited::Done(Ok(None)) => Ok(None),
             Waited::Done(Ok(Some(b))) => {
                 self.guard
                     .came(self.clock.monotonic().saturating_sub(began), b.len());
-                Ok(Some(b))
+                // A trickle never makes a single wait long.
+                if self.guard.too_slow(Duration::ZERO) {
+                    crawls()
+                } else {
+                    Ok(Some(b))
+                }
             }
         })
     }
@@ -431,10 +396,6 @@ fn wait<T>(
             }
         }
     })
-}
-
-fn host(url: &Url) -> &str {
-    url.host_str().unwrap_or_default()
 }
 
 /// A random byte; quality does not matter.

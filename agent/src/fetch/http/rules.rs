@@ -213,6 +213,12 @@ mod tests {
             g.came(s(2), 100);
         }
         assert!(g.too_slow(s(2)));
+        let mut trickle = RateGuard::new(1024, s(60));
+        for _ in 0..1200 {
+            assert!(!trickle.too_slow(Duration::ZERO));
+            trickle.came(Duration::from_millis(50), 1);
+        }
+        assert!(trickle.too_slow(Duration::ZERO));
         let mut fast = RateGuard::new(1024, s(60));
         for _ in 0..1000 {
             fast.came(s(1), 2048);
