@@ -8,6 +8,9 @@ pub const CRITICAL: &str = "critical-";
 /// Exit status of a hook that says "not yet".
 pub const NOT_YET: i32 = 75;
 
+/// Characters of a hook's output that go into a cause.
+const SAID: usize = 300;
+
 /// What a hook says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -85,7 +88,10 @@ fn describe(h: &HookOutcome) -> String {
         Some(n) => format!("ended with {n}"),
         None => "did not end in time".to_owned(),
     };
-    let tail = h.output.trim();
+    // The end of what it said; this is stored with the state.
+    let said = h.output.trim();
+    let skip = said.chars().count().saturating_sub(SAID);
+    let tail: String = said.chars().skip(skip).collect();
     if tail.is_empty() {
         format!("hook {} {what}", h.name)
     } else {
