@@ -11,6 +11,7 @@ use os_e2e::proc::Ended;
 use os_e2e::product::sha256;
 use os_proto::env_block::Env;
 use os_proto::layout::Slot;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,9 +23,7 @@ fn node() -> MutexGuard<'static, Offline> {
         // Short patience: the servers here never get better.
         let text = "[fetch]\nconnect_timeout_secs = 2\nfirst_byte_timeout_secs = 2\nmin_rate_bytes_per_sec = 1000\n\
                     min_rate_secs = 3\nretry_limit = 2\nretry_first_ms = 50\nretry_max_ms = 100\n";
-        let state = o.dir.join("disk.img.state");
-        fs_err::create_dir_all(&state).unwrap();
-        fs_err::write(state.join("config.toml"), text).unwrap();
+        fs_err::write(o.dir.join("config.toml"), text).unwrap();
         Mutex::new(o)
     })
     .lock()
@@ -70,8 +69,18 @@ fn serve(reply: Reply) -> (Server, String) {
     (s, url)
 }
 
+/// Another good image each time: one that the slot holds already would not be fetched at all, and one that failed often is
+/// refused.
 fn good(o: &Offline) -> (Vec<u8>, String) {
-    (fs_err::read(&o.update).unwrap(), sha256(&o.update).unwrap())
+    use sha2::Digest;
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut data = fs_err::read(&o.update).unwrap();
+    // In the data of a file, which no checksum of the file system covers.
+    let mark = &noise(64)[16..];
+    let at = data.chunks(4096).rposition(|b| b[16..64] == *mark).unwrap() * 4096 + 512;
+    data[at..at + 8].copy_from_slice(&NEXT.fetch_add(1, Ordering::SeqCst).to_le_bytes());
+    let sum = hex::encode(sha2::Sha256::digest(&data));
+    (data, sum)
 }
 
 #[test]
@@ -310,7 +319,7 @@ fn another_version_than_wanted() {
 #[ignore = "needs the release build, gdisk and mtools: tests/run image"]
 fn no_stage_while_a_slot_is_armed_or_on_trial() {
     let o = node();
-    let (_, sum) = good(&o);
+    let sum = sha256(&o.update).unwrap();
     o.repeat_works();
     let e = o.agent(&["activate"]);
     assert_eq!(e.code, 0, "{}{}", e.out, e.err);
@@ -330,7 +339,7 @@ fn no_stage_while_a_slot_is_armed_or_on_trial() {
 #[ignore = "needs the release build, gdisk and mtools: tests/run image"]
 fn the_running_slot_is_the_only_proven_one_while_uncommitted() {
     let o = node();
-    let (_, sum) = good(&o);
+    let sum = sha256(&o.update).unwrap();
     // The disk says that B is committed while A runs.
     let env = Env::decode(&o.disk.env_bytes().unwrap()[0]).unwrap();
     o.disk.set_env(&env.committed_to(Slot::B)).unwrap();

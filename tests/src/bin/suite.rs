@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use anyhow::{Context, Result, bail};
+use camino::Utf8Path;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -100,9 +101,15 @@ fn run() -> Result<bool> {
         }
         let began = Instant::now();
         let mut count = Count::default();
+        // Built once, so that no single test pays for it or is blamed for it.
+        let fixture = if layer == "unit" {
+            None
+        } else {
+            Some(os_e2e::fixture::ensure()?.dir)
+        };
         for s in &all {
             println!("== {layer}: {}: {}", s.name, s.argv.join(" "));
-            let one = execute(s, layer != "unit")?;
+            let one = execute(s, fixture.as_deref())?;
             count.passed += one.passed;
             count.failed += one.failed;
             count.skipped += one.skipped;
@@ -139,12 +146,13 @@ fn run() -> Result<bool> {
 }
 
 /// Runs one step; a step without test results counts as one test.
-fn execute(step: &Step, real: bool) -> Result<Count> {
+fn execute(step: &Step, fixture: Option<&Utf8Path>) -> Result<Count> {
+    let real = fixture.is_some();
     let (program, args) = step.argv.split_first().context("empty step")?;
     let mut c = Command::new(program);
     c.args(args).stdin(Stdio::null()).stdout(Stdio::piped());
-    if real {
-        c.env("SLIPWAY_E2E", "1");
+    if let Some(dir) = fixture {
+        c.env("SLIPWAY_E2E", "1").env("SLIPWAY_FIXTURE", dir);
     }
     let mut child = c.spawn().with_context(|| format!("cannot start {program}"))?;
     let out = child.stdout.take().context("stdout")?;

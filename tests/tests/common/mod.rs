@@ -71,6 +71,7 @@ impl Offline {
         root_image(&one, "1", slot_mib, noise_mib, Some("/bin/true".into()), true).unwrap();
         root_image(&two, "2", slot_mib, noise_mib, Some("/bin/true".into()), true).unwrap();
         let disk = PlainDisk::make(&dir.join("disk.img"), slot_mib, &one).unwrap();
+        fs_err::write(dir.join("config.toml"), "").unwrap();
         Offline {
             dir,
             disk,
@@ -84,7 +85,8 @@ impl Offline {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut c = proc::command(&self.product.agent);
         c.args(args)
-            .args(["--disk", self.disk.path.as_str(), "--running", "A"]);
+            .args(["--disk", self.disk.path.as_str(), "--running", "A"])
+            .env("OS_AGENT_CONFIG", self.dir.join("config.toml"));
         c
     }
 
