@@ -23,6 +23,8 @@ use tokio::runtime::Handle;
 const PIECE: usize = 1 << 20;
 /// How often a wait looks at the cancel flag.
 const TICK: Duration = Duration::from_millis(100);
+/// More bytes than these since the last failure are always progress.
+const ENOUGH: u64 = 64 << 10;
 /// A silence longer than this is reported.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -112,6 +114,7 @@ impl HttpSource {
             rest: Bytes::new(),
             ended: false,
             failures: 0,
+            failed_at: 0,
             waiting: false,
         };
         d.connect()?;
@@ -134,8 +137,10 @@ struct HttpDownload {
     skip: u64,
     rest: Bytes,
     ended: bool,
-    /// Failures since the last new byte.
+    /// Failures since the last progress.
     failures: u32,
+    /// Offset at the last failure.
+    failed_at: u64,
     waiting: bool,
 }
 
@@ -216,6 +221,7 @@ impl HttpDownload {
     fn failed(&mut self, cause: &str, pause: Option<Duration>) -> Result<()> {
         self.body = None;
         self.failures += 1;
+        self.failed_at = self.ask.offset;
         let total = self.ask.total.map_or("?".to_owned(), |t| t.to_string());
         let what = format!(
             "GET {}: {cause}; {} of {total} bytes kept",
@@ -225,7 +231,7 @@ impl HttpDownload {
         if self.failures >= self.policy.retry_limit {
             return Err(AgentError::new(
                 Code::FetchFailed,
-                format!("{what}; gave up after {} tries without a new byte", self.failures),
+                format!("{what}; gave up after {} tries without progress", self.failures),
             ));
         }
         let span = rules::backoff(
@@ -301,7 +307,10 @@ impl HttpDownload {
             return Ok(());
         }
         self.ask.offset += piece.len() as u64;
-        self.failures = 0;
+        // A byte now and then is no progress: it would keep a hopeless download alive for ever.
+        if self.ask.offset.saturating_sub(self.failed_at) >= self.guard.least().min(ENOUGH) {
+            self.failures = 0;
+        }
         if self.waiting {
             self.waiting = false;
             self.report.waiting(None);

@@ -21,7 +21,7 @@ pub struct Policy {
     pub min_rate_bytes_per_sec: u64,
     /// … for so long ends the connection.
     pub min_rate_span: Duration,
-    /// Tries without a new byte before the download fails.
+    /// Tries without progress before the download fails.
     pub retry_limit: u32,
     /// Pause after the first failure; doubles.
     pub retry_first: Duration,

@@ -104,7 +104,8 @@ impl RateGuard {
         RateGuard::new(self.min_per_sec, self.span)
     }
 
-    fn least(&self) -> u64 {
+    /// Bytes that must come within the span.
+    pub fn least(&self) -> u64 {
         (self.min_per_sec as f64 * self.span.as_secs_f64()) as u64
     }
 
