@@ -60,9 +60,9 @@ pub struct Reply {
     pub ranges: Ranges,
     /// Strong validator, if any.
     pub etag: Option<String>,
-    /// Close the connection after this many body bytes.
+    /// Close the connection at this offset of the content: a request that resumes there gets nothing.
     pub cut_after: Option<u64>,
-    /// Send nothing more after this many body bytes, but keep the connection open until the server stops.
+    /// Send nothing from this offset of the content on, but keep the connection open until the server stops.
     pub stall_after: Option<u64>,
     /// At most this many bytes every interval.
     pub trickle: Option<(usize, Duration)>,
@@ -379,7 +379,7 @@ fn send(
             Box::new(f)
         }
     };
-    let mut left = count.min(limit);
+    let mut left = count.min(limit.saturating_sub(first));
     let (piece, pause) = reply.trickle.unwrap_or((64 << 10, Duration::ZERO));
     let mut buf = vec![0u8; piece.max(1)];
     while left > 0 && !shared.stop.load(Ordering::SeqCst) {

@@ -289,9 +289,9 @@ fn plain_http_needs_the_flag() {
     let o = node();
     let (data, sum) = good(&o);
     let (s, url) = serve(Reply::bytes(data));
-    expect(&o, 3, "HttpNotAllowed", |o| {
-        o.agent(&["stage", "--image", &url, "--sha256", &sum])
-    });
+    let e = o.agent(&["stage", "--image", &url, "--sha256", &sum]);
+    assert_eq!(e.code, 3, "{}{}", e.out, e.err);
+    assert!(e.err.contains("HttpNotAllowed"), "{}", e.err);
     assert!(s.seen().is_empty(), "{:?}", s.seen());
 }
 

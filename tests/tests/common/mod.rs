@@ -62,7 +62,7 @@ pub struct Offline {
 }
 
 impl Offline {
-    /// Slots of `slot_mib`; the update fills them with `noise_mib` of noise.
+    /// Images of `slot_mib` with `noise_mib` of noise, in slots a little larger.
     pub fn new(slot_mib: u64, noise_mib: usize) -> Offline {
         let tmp = tempfile::tempdir_in("/var/tmp").unwrap();
         let dir = Utf8PathBuf::from_path_buf(tmp.path().to_owned()).unwrap();
@@ -70,7 +70,7 @@ impl Offline {
         let (one, two) = (dir.join("1.img"), dir.join("2.img"));
         root_image(&one, "1", slot_mib, noise_mib, Some("/bin/true".into()), true).unwrap();
         root_image(&two, "2", slot_mib, noise_mib, Some("/bin/true".into()), true).unwrap();
-        let disk = PlainDisk::make(&dir.join("disk.img"), slot_mib, &one).unwrap();
+        let disk = PlainDisk::make(&dir.join("disk.img"), slot_mib + 4, &one).unwrap();
         fs_err::write(dir.join("config.toml"), "").unwrap();
         Offline {
             dir,
