@@ -154,6 +154,22 @@ impl Node {
         Ok(f)
     }
 
+    /// Follows a node until a system that is not on trial is up: one that is may still end by itself.
+    ///
+    /// # Errors
+    /// When none comes up, or every one of the next four is on trial.
+    pub fn settled(&mut self, mut f: Fallback) -> Result<Fallback> {
+        for _ in 0..4 {
+            if f.ready.trial.is_none() {
+                return Ok(f);
+            }
+            let next = self.next_system(f.ready.index + 1)?;
+            f.boots.extend(next.boots);
+            f.ready = next.ready;
+        }
+        bail!("still on trial: {}", guest::describe(&f.ready))
+    }
+
     /// Cuts the power and starts the machine again; its next system.
     ///
     /// # Errors

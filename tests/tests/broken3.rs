@@ -36,6 +36,7 @@ fn breaks(images: &Images, node: &mut Node, how: Broken, one_try: bool) -> (Fall
     } else {
         node.flip()
     }
+    .and_then(|first| node.settled(first))
     .unwrap();
     assert_eq!(
         (f.ready.slot.as_str(), f.ready.version.as_str()),

@@ -51,7 +51,7 @@ fn steps(layer: &str, long: bool) -> Vec<Step> {
             ),
             step(
                 "agent with root",
-                "cargo test --quiet -p os-agent -- --include-ignored",
+                "cargo test --quiet -p os-agent -- --include-ignored --show-output",
             ),
             e2e("images", "image"),
             e2e("refusals and bad input", "refusals"),
