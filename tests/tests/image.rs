@@ -214,9 +214,9 @@ fn unknown_key_with_line_and_suggestion() {
 #[ignore = "needs root and the fixture: tests/run image"]
 fn failing_scriptlet() {
     bad(
-        &small("\"tiny\", \"bad-post\"", &bad_repo("post"), ""),
+        &small("\"tiny\", \"bad-fail-post\"", &bad_repo("fail-post"), ""),
         7,
-        &["bad-post"],
+        &["bad-fail-post"],
     );
 }
 
