@@ -57,13 +57,11 @@ fn steps(layer: &str) -> Vec<Step> {
             e2e("refusals and bad input", "refusals"),
             e2e("kill -9 of the agent", "kill9_agent"),
         ],
-        // Cases that were seen to pass. `boot-more` holds those that were written but not all seen to pass yet;
-        // they move up one by one.
-        "boot" => vec![
-            e2e("GRUB against its model", "grub_matrix"),
-            step("the main job, UEFI", "tests/demo --yes"),
-        ],
+        // Cases that pass every time. `boot-more` boots whole systems: written, not yet reliable under an emulator on a
+        // busy machine; they move up one by one.
+        "boot" => vec![e2e("GRUB against its model", "grub_matrix")],
         "boot-more" => vec![
+            step("the main job, UEFI", "tests/demo --yes"),
             e2e("upgrade", "upgrade"),
             e2e("broken version 3", "broken3"),
             e2e("power cuts", "kill9_qemu"),
