@@ -1,6 +1,6 @@
 //! Ways back: end a trial, disarm, go to the other slot, cancel, forget.
 
-use super::switch::{begin, refuse};
+use super::switch::{begin, refuse, without_trial};
 use super::{ArmAsk, CancelAsk, Effect, Node, Outcome, RollbackAsk, Step, ops, stage, trial};
 use crate::error::Result;
 use crate::state::{Cause, Kind, OpResult, Phase};
@@ -40,17 +40,7 @@ pub(super) fn rollback(node: &Node, now: i64, ask: &RollbackAsk) -> Result<Step>
         Phase::Foreign => {
             let mut next = node.clone();
             log_rollback(&mut next, now, ask, env.cur, ask.reboot);
-            let mut effects = vec![Effect::SaveState { required: false }];
-            if env.try_slot.is_some() {
-                let after = env.disarmed();
-                next.env = Some(after);
-                next.state.armed = None;
-                effects.push(Effect::Disarm(after));
-            }
-            effects.push(Effect::Reply);
-            if ask.reboot {
-                effects.push(Effect::Reboot);
-            }
+            let effects = without_trial(&mut next, env, false, ask.reboot);
             let result = OpResult {
                 slot: Some(env.cur),
                 ..OpResult::default()

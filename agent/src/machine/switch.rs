@@ -268,7 +268,14 @@ fn boot_committed(node: &Node, now: i64, ask: &ActivateAsk, env: Env) -> Step {
         o.reboot_requested = ask.reboot;
         o.reboots = u32::from(ask.reboot);
     }
-    let mut effects = vec![Effect::SaveState { required: true }];
+    let effects = without_trial(&mut next, env, true, ask.reboot);
+    Step::done(next, effects, result)
+}
+
+/// What ends with the committed slot as the next one to boot: saved, a trial that may be armed taken back, answered, and
+/// restarted if asked.
+pub(super) fn without_trial(next: &mut Node, env: Env, required: bool, reboot: bool) -> Vec<Effect> {
+    let mut effects = vec![Effect::SaveState { required }];
     if env.try_slot.is_some() {
         let after = env.disarmed();
         next.env = Some(after);
@@ -276,10 +283,10 @@ fn boot_committed(node: &Node, now: i64, ask: &ActivateAsk, env: Env) -> Step {
         effects.push(Effect::Disarm(after));
     }
     effects.push(Effect::Reply);
-    if ask.reboot {
+    if reboot {
         effects.push(Effect::Reboot);
     }
-    Step::done(next, effects, result)
+    effects
 }
 
 /// Arming failed half-way: nothing stays armed.
