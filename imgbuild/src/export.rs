@@ -1,5 +1,4 @@
-//! Artefacts in their formats.
+//! Artefacts in their formats. The raw disk, `system.img`, is what `disk` writes.
 
 pub mod qcow2;
-pub mod raw;
 pub mod update;

@@ -5,7 +5,7 @@ mod root;
 mod space;
 
 use crate::boot;
-use crate::disk::{BiosBoot, Content};
+use crate::disk::{self, BiosBoot, Content};
 use crate::error::{BuildError, Kind, Result};
 use crate::export;
 use crate::files;
@@ -111,7 +111,7 @@ impl Run<'_> {
             boot_img: &g.boot_img,
             core_img: &g.core_img,
         });
-        export::raw::write(&system, self.plan, &contents, bios, self.progress)?;
+        disk::write(&system, self.plan, &contents, bios, self.progress)?;
         export::update::take(&root_img, &self.paths.ready.join("update.img"))?;
         self.reports(&root, &image)
     }
