@@ -1,0 +1,508 @@
+//! `OSInstance`: one per node, named like it, in namespace `default`. The operator writes its spec (orders), the node's
+//! proxy its status (reports).
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::os::Configs;
+use super::status::GrantKind;
+
+/// Orders of the operator for one node.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "upgrade.openeuler.org",
+    version = "v1alpha1",
+    kind = "OSInstance",
+    plural = "osinstances",
+    singular = "osinstance",
+    namespaced,
+    status = "OsInstanceStatus",
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(default)]
+pub struct OsInstanceSpec {
+    /// KubeOS's word for the order: idle, upgrade or config.
+    pub nodestatus: String,
+    /// The OS object that claims this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespacedname: Option<NamespacedName>,
+    /// Settings to apply after the reboot, or in place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sysconfigs: Option<Configs>,
+    /// Settings to apply before the reboot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgradeconfigs: Option<Configs>,
+
+    /// UID of the claiming OS object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub osuid: Option<String>,
+    /// The order.
+    pub desired: Desired,
+    /// What to stage and boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<Target>,
+    /// Counts the grants of this node, never reset.
+    pub attempt: u32,
+    /// Operation id of the order; the proxy answers with it in status.lastResult.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opid: Option<String>,
+    /// The node must still be in this boot when it is told to reboot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expectbootid: Option<String>,
+    /// How to drain and when the node counts as good, all defaults filled in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<NodePolicy>,
+    /// The grant behind a Boot, Rollback or Config order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grant: Option<GrantOrder>,
+    /// How often which digest failed here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedTarget>,
+    /// Digests that are not tried here again without a human.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub denied: Vec<String>,
+    /// Digests whose denial the proxy lifts in the agent (`Forget`) before it stages again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub forgive: Vec<String>,
+}
+
+/// Name and namespace of an OS object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NamespacedName {
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+}
+
+/// The order of the operator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Desired {
+    /// Nothing to do; clean up what is ours.
+    #[default]
+    Idle,
+    /// Write the target into the inactive slot; nothing else.
+    Stage,
+    /// With a grant: cordon, drain, boot the target, verify, commit, uncordon.
+    Boot,
+    /// Give the grant back if the node has not been told to reboot.
+    Abort,
+    /// With a grant: apply sysconfigs in place.
+    Config,
+    /// As Boot; the target is the previous system.
+    Rollback,
+}
+
+/// What to stage and boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Target {
+    /// osversion of the OS object.
+    pub version: String,
+    /// SHA-256, 64 lower-case hex digits; `config:VERSION` for a Config order.
+    pub digest: String,
+    /// Where it comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Why the node may go down.
+    pub kind: GrantKind,
+}
+
+/// Where the payload comes from. Exactly one of url, image and slot is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Source {
+    /// http(s) URL (imagetype disk).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Image reference (imagetype docker, containerd).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// `previous`: the other slot, read back against its record (rollback).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<String>,
+    /// Plain http is permitted (flagSafe).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allowhttp: bool,
+    /// Present the client certificate.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mtls: bool,
+    /// File names below /etc/KubeOS/certs/.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cacert: String,
+    /// See cacert.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub clientcert: String,
+    /// See cacert.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub clientkey: String,
+}
+
+/// The grant behind an order, copied from the ledger. The ledger decides; this only saves a look-up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GrantOrder {
+    /// Epoch of the operator.
+    #[serde(default)]
+    pub epoch: i64,
+    /// When it was granted.
+    pub grantedat: Time,
+    /// Before Boot nothing is done after this instant.
+    pub notafter: Time,
+}
+
+/// How often a target failed on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FailedTarget {
+    /// Digest or `config:VERSION`.
+    pub digest: String,
+    /// Failed operations.
+    pub count: u32,
+    /// Operation id of the last one counted.
+    pub opid: String,
+    /// Reason of the last one.
+    pub reason: String,
+}
+
+/// What to do when a drain does not end in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDrainTimeout {
+    /// Uncordon, give the grant back, try later.
+    #[default]
+    Abort,
+    /// Delete what is left.
+    Delete,
+    /// Reboot all the same.
+    Reboot,
+}
+
+/// How to drain and when the node counts as good, all defaults filled in. Times in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NodePolicy {
+    /// Longest drain.
+    pub draintimeoutseconds: i64,
+    /// What then.
+    pub ontimeout: OnDrainTimeout,
+    /// -1 = the pod's own.
+    pub graceperiodseconds: i64,
+    /// Pods with emptyDir volumes may go.
+    pub deleteemptydirdata: bool,
+    /// Pods without a controller may go.
+    pub evictunmanagedpods: bool,
+    /// 0 = wait for all terminating pods.
+    pub skipwaitfordeleteseconds: i64,
+    /// Only matching pods are drained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub podselector: Option<LabelSelector>,
+    /// Evictions under way at once.
+    pub concurrency: i64,
+    /// Longest wait for volumes.
+    pub volumedetachtimeoutseconds: i64,
+    /// Go on when volumes stay attached.
+    pub proceedwithvolumes: bool,
+    /// Longest time from Boot until the node is back.
+    pub reboottimeoutseconds: i64,
+    /// Node Ready for this long.
+    pub readyseconds: i64,
+    /// Longest wait for all gates.
+    pub healthtimeoutseconds: i64,
+    /// `namespace/name`; absent = all of kube-system with a pod on this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub daemonsets: Option<Vec<String>>,
+    /// Names of annotation gates.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub annotationgates: Vec<String>,
+    /// Roll back when the API stays unreachable after the boot.
+    pub rollbackonapiunreachable: bool,
+    /// Serial mode: the label `serial` is set as well.
+    pub serial: bool,
+}
+
+impl Default for NodePolicy {
+    fn default() -> Self {
+        NodePolicy {
+            draintimeoutseconds: 30 * 60,
+            ontimeout: OnDrainTimeout::Abort,
+            graceperiodseconds: -1,
+            deleteemptydirdata: false,
+            evictunmanagedpods: false,
+            skipwaitfordeleteseconds: 0,
+            podselector: None,
+            concurrency: 25,
+            volumedetachtimeoutseconds: 5 * 60,
+            proceedwithvolumes: true,
+            reboottimeoutseconds: 60 * 60,
+            readyseconds: 60,
+            healthtimeoutseconds: 15 * 60,
+            daemonsets: None,
+            annotationgates: Vec::new(),
+            rollbackonapiunreachable: false,
+            serial: false,
+        }
+    }
+}
+
+/// What a node's proxy reports.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct OsInstanceStatus {
+    /// Settings that are applied (KubeOS); recorded only on success.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sysconfigs: Option<Configs>,
+    /// Settings that are applied (KubeOS); recorded only on success.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgradeconfigs: Option<Configs>,
+    /// Where the node stands.
+    pub phase: Phase,
+    /// Since when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase_since: Option<Time>,
+    /// Operation id that the proxy acts on or acted on last.
+    #[serde(rename = "observedOpID", skip_serializing_if = "Option::is_none")]
+    pub observed_op_id: Option<String>,
+    /// What the agent says; absent = no agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentReport>,
+    /// How the drain goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainReport>,
+    /// The node was cordoned by somebody else before our turn; it stays cordoned.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pre_cordoned: bool,
+    /// Why the node does not get on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<NodeFailure>,
+    /// Not before then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_retry: Option<Time>,
+    /// The step runner wants a reboot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reboot_required: Option<RebootRequired>,
+    /// How the last operation under a grant ended. Once its opID is that of spec.opid, the grant is given back: the node is
+    /// uncordoned (if the cordon was ours) and nothing more will be done under it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_result: Option<OpResult>,
+}
+
+/// Where a node stands.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+pub enum Phase {
+    /// Nothing to do.
+    #[default]
+    Idle,
+    /// Writing the inactive slot.
+    Staging,
+    /// The inactive slot holds the target, read back.
+    Staged,
+    /// A grant was seen.
+    Granted,
+    /// Cordoned; pods are evicted.
+    Draining,
+    /// Nothing evictable is left.
+    Drained,
+    /// The agent was or is about to be told to boot.
+    Rebooting,
+    /// Booted the target; gates are watched.
+    Verifying,
+    /// Gates passed; the slot becomes the default.
+    Committing,
+    /// Gates failed; the previous system is booted.
+    RollingBack,
+    /// The attempt is over; our cordon is being removed.
+    Uncordoning,
+    /// The grant is being given back before any reboot.
+    Aborting,
+    /// Attempts are used up for this target.
+    Failed,
+    /// Settings are applied in place.
+    Configuring,
+}
+
+impl Phase {
+    /// From here on the node may be down or on the new system, so a grant never expires.
+    pub fn past_boot(self) -> bool {
+        matches!(
+            self,
+            Phase::Rebooting | Phase::Verifying | Phase::Committing | Phase::RollingBack | Phase::Uncordoning
+        )
+    }
+}
+
+/// What the agent says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AgentReport {
+    /// Changes with every boot.
+    #[serde(rename = "bootID", skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
+    /// Of the machine.
+    #[serde(rename = "machineID", skip_serializing_if = "String::is_empty")]
+    pub machine_id: String,
+    /// Running slot: A or B; empty = no slots.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub slot: String,
+    /// PRETTY_NAME of the running system.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub os_version: String,
+    /// VERSION_ID of the running system.
+    #[serde(rename = "versionID", skip_serializing_if = "String::is_empty")]
+    pub version_id: String,
+    /// Digest under which the running system was staged; empty = unknown.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+    /// Every digest the running system is known by (image, payload files, manifests).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<String>,
+    /// Digest of the inactive slot if that is complete and read back.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub staged_digest: String,
+    /// Every digest the inactive slot is known by, if complete and read back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub staged_digests: Vec<String>,
+    /// Digest of the system a rollback would boot; empty = none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub previous_digest: String,
+    /// PRETTY_NAME or version of the system a rollback would boot.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub previous_version: String,
+    /// During a trial.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tries_left: Option<u32>,
+    /// Self-test of the agent.
+    pub healthy: bool,
+}
+
+impl AgentReport {
+    /// Whether the running system is known by `digest`.
+    pub fn runs(&self, digest: &str) -> bool {
+        !digest.is_empty() && (self.digest == digest || self.digests.iter().any(|d| d == digest))
+    }
+
+    /// Whether the inactive slot holds `digest`, complete and read back.
+    pub fn has_staged(&self, digest: &str) -> bool {
+        !digest.is_empty()
+            && (self.staged_digest == digest || self.staged_digests.iter().any(|d| d == digest))
+    }
+
+    /// Whether anything is known about what the running system was made from.
+    pub fn knows_digest(&self) -> bool {
+        !self.digest.is_empty() || !self.digests.is_empty()
+    }
+}
+
+/// How the drain goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DrainReport {
+    /// Pods to evict.
+    pub total: u32,
+    /// Pods still there.
+    pub remaining: u32,
+    /// What is in the way, at most 10.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blocked_by: Vec<BlockedPod>,
+}
+
+/// A pod that cannot go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct BlockedPod {
+    /// `namespace/name`.
+    pub pod: String,
+    /// `namespace/name` of the budget, where one is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pdb: Option<String>,
+    /// PDBAtLimit, PDBNotObserved, MultiplePDBs, Forbidden, UnreadyProtected, Finalizer, StuckTerminating, VolumeAttached,
+    /// Unmanaged, LocalData, WebhookDenied.
+    pub reason: String,
+    /// A sentence with what to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Since when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+}
+
+/// Why a node does not get on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeFailure {
+    /// One word.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
+    /// How often in a row.
+    pub count: u32,
+    /// Target it happened with.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+}
+
+/// The step runner wants a reboot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RebootRequired {
+    /// Why.
+    pub reason: String,
+    /// Which step.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub step: String,
+}
+
+/// How an operation under a grant ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Outcome {
+    /// Done: the target runs and is committed, or the settings are applied.
+    #[default]
+    Done,
+    /// Nothing was rebooted; the grant is given back.
+    Aborted,
+    /// Booted, and back on the previous system.
+    RolledBack,
+    /// Failed in another way.
+    Failed,
+}
+
+/// How the last operation under a grant ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct OpResult {
+    /// Operation id.
+    #[serde(rename = "opID")]
+    pub op_id: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// One word: see [`counts_as_failure`].
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// A sentence.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// When.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+}
+
+/// Reasons that use up the failure budget. Drain timeouts, transient downloads and API errors do not.
+pub fn counts_as_failure(reason: &str) -> bool {
+    matches!(
+        reason,
+        "DigestMismatch"
+            | "SignatureInvalid"
+            | "WrongVersion"
+            | "NotBootable"
+            | "RebootTimeout"
+            | "HealthFailed"
+            | "RolledBack"
+            | "AgentError"
+            | "ConfigRejected"
+    )
+}

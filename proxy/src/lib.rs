@@ -1,0 +1,5 @@
+//! The cluster side of Slipway: `os-operator` grants the right to take a node down, `os-proxy` takes its own node through
+//! the update once it holds that right. Every loop is observe → decide (pure) → act; only decisions carry reasons.
+
+pub mod api;
+pub mod window;
