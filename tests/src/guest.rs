@@ -161,7 +161,7 @@ pub fn describe(r: &Ready) -> String {
         .trial
         .map_or("no trial".to_owned(), |t| format!("trial, {t} tries left"));
     format!(
-        "slot {}, version {}, {trial}, up after {:.0} s",
+        "slot {}, version {}, {trial}, up {:.0} s after power on",
         r.slot,
         r.version,
         r.at.as_secs_f64()

@@ -45,7 +45,7 @@ fn story(images: &Images, firmware: Firmware) -> Node {
 
     let s = node.status().unwrap();
     assert_eq!(s["phase"], "idle", "{s:#}");
-    assert_eq!(s["slots"][0]["version"], "Slipway 1", "factory record: {s:#}");
+    assert_eq!(s["slots"][0]["version"], "1", "factory record: {s:#}");
 
     let written = written_to_slot(node.vm().unwrap(), "b");
     let image = images.update("2");
