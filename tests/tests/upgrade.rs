@@ -81,7 +81,9 @@ fn story(images: &Images, firmware: Firmware) -> Node {
 
 /// Machine id and SSH host keys are made on the node, never carried by the image.
 fn two_copies_differ(images: &Images, node: &mut Node) {
-    let script = "cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub";
+    // The keys are made in the background of the first boot.
+    let script = "for i in $(seq 100); do test -s /etc/ssh/ssh_host_ed25519_key.pub && break; sleep 1; done; \
+                  cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub";
     let ours = node.vm().unwrap().ok(script).unwrap();
     // One machine at a time: the first one's power goes off, its disk is not needed any more.
     node.power_off().unwrap();
