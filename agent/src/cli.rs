@@ -1,6 +1,8 @@
 //! The command line: arguments in, one call, one answer out. Exit codes are those of `os_proto::codes`.
 
 mod args;
+mod crashtest;
+mod doctor;
 mod progress;
 mod serve;
 mod show;
@@ -34,6 +36,15 @@ pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
     let json = cli.place.json;
     let result = match cli.command {
         Command::Serve => serve::run(cli.place, handle).await,
+        // What they find is their answer, not an error beside it.
+        Command::Crashtest(a) => match crashtest::run(&a, json).await {
+            Ok(code) => return ExitCode::from(code),
+            Err(e) => Err(e),
+        },
+        Command::Doctor(a) => match doctor::run(a, &cli.place, handle).await {
+            Ok(code) => return ExitCode::from(code),
+            Err(e) => Err(e),
+        },
         other => command(other, &cli.place, handle).await,
     };
     match result {
@@ -82,9 +93,7 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
     ) || matches!(&command, Command::Stage(a) if a.dry_run);
     match &command {
         Command::Configure(_) => return not_built("configure"),
-        Command::Doctor(_) => return not_built("doctor"),
-        Command::Report(_) => return not_built("report"),
-        Command::Crashtest(_) => return not_built("crashtest"),
+        Command::Report => return doctor::report(place, handle).await,
         Command::ApiProxy(_) => return not_built("api-proxy"),
         Command::Steps(_) => return not_built("steps"),
         Command::GrowPersist => return serve::grow_persist(place.offline().as_ref()).await,
@@ -172,14 +181,20 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
     result
 }
 
+/// One line per change: text for people, one JSON document per line for programs.
 async fn watch(target: &mut Target, json: bool) -> Result<()> {
+    let mut last = String::new();
     target
         .watch(|s| {
-            if json {
-                out(&format!("{}\n", show::status_json(&s)));
+            let line = if json {
+                show::status_json(&s).to_string()
             } else {
-                out(&format!("{}\n", show::status(&s)));
+                show::line(&s)
+            };
+            if line != last {
+                out(&format!("{line}\n"));
             }
+            last = line;
         })
         .await
 }

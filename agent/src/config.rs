@@ -11,6 +11,9 @@ pub const FRAGMENT_DIRS: [&str; 2] = ["/usr/lib/os-agent/config.d", "/etc/os-age
 /// Read after all fragments.
 pub const LAST_FILE: &str = "/etc/os-agent/config.toml";
 
+/// Where metrics are kept unless another place is configured; the agent's unit may write there.
+pub const METRICS: &str = "/run/os-agent/os-agent.prom";
+
 /// Why a configuration is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -49,6 +52,8 @@ struct Fragment {
     trust: TrustPart,
     #[serde(default)]
     watchdog: WatchdogPart,
+    #[serde(default)]
+    metrics: MetricsPart,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -101,6 +106,12 @@ struct WatchdogPart {
     ping: Option<bool>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsPart {
+    textfile: Option<Utf8PathBuf>,
+}
+
 /// The whole configuration, valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -114,6 +125,8 @@ pub struct Config {
     pub require_signature: bool,
     /// The service manager's watchdog is pinged.
     pub watchdog_ping: bool,
+    /// Where metrics are kept for a node exporter; empty = nowhere.
+    pub metrics_textfile: Utf8PathBuf,
 }
 
 /// Trials.
@@ -169,6 +182,7 @@ impl Default for Config {
             },
             require_signature: false,
             watchdog_ping: true,
+            metrics_textfile: METRICS.into(),
         }
     }
 }
@@ -218,6 +232,7 @@ impl Config {
         }
         set(&mut self.require_signature, p.trust.require_signature);
         set(&mut self.watchdog_ping, p.watchdog.ping);
+        set(&mut self.metrics_textfile, p.metrics.textfile);
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 mod calls;
 mod handle;
 mod load;
+mod log;
 mod status;
 mod trial;
 mod work;
@@ -56,6 +57,8 @@ pub struct Options {
     pub observe: bool,
     /// Architecture that images must have; `None` = any.
     pub arch: Option<Arch>,
+    /// Bounds of the write path.
+    pub limits: crate::write::Limits,
 }
 
 /// A job for the worker.
@@ -159,6 +162,9 @@ impl Engine {
                 return;
             }
         };
+        if !observe {
+            log::changes(&inner.node, &step.node);
+        }
         inner.node = step.node;
         if observe {
             return;
@@ -267,6 +273,7 @@ impl Engine {
             self.touch();
             return Err(e);
         }
+        log::changes(&before, &inner.node);
         self.touch();
         Ok(step.outcome)
     }
@@ -424,5 +431,7 @@ fn answer(outcome: Outcome) -> Result<OpResult> {
     }
 }
 
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;

@@ -400,6 +400,19 @@ impl Node {
         self.state.phase = phase;
     }
 
+    /// No slot is armed or on trial any more, in the state and, by the effect, in the environment.
+    fn take_back(&mut self, env: Env) -> Effect {
+        self.state.armed = None;
+        self.disarm(env)
+    }
+
+    /// The same for the environment alone: the state still tells why the trial ended.
+    fn disarm(&mut self, env: Env) -> Effect {
+        let after = env.disarmed();
+        self.env = Some(after);
+        Effect::Disarm(after)
+    }
+
     /// The record of `slot` when its content is whole.
     fn whole_record(&self, slot: Slot) -> Option<&SlotRecord> {
         self.record(slot).filter(|r| r.content != Content::Dirty)

@@ -114,8 +114,28 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
         offline: false,
         observe: false,
         arch: own_arch(),
+        limits: crate::write::Limits::default(),
     };
     (ports, options)
+}
+
+/// Ports and options of a running node for looking only.
+pub fn observing(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options) {
+    let (ports, options) = online(handle, config);
+    let options = Options {
+        observe: true,
+        ..options
+    };
+    (ports, options)
+}
+
+/// `<state>` of a running node.
+pub fn state_dir() -> Utf8PathBuf {
+    if discover::online().is_ok() {
+        Utf8Path::new(PERSIST).join(persist::STATE_DIR)
+    } else {
+        VAR_STATE.into()
+    }
 }
 
 /// A disk image or disk that does not run here.
@@ -175,6 +195,7 @@ pub fn offline(
         observe,
         // The image's own architecture counts, not that of the machine it is prepared on.
         arch: None,
+        limits: crate::write::Limits::default(),
     };
     Ok((ports, options))
 }

@@ -71,6 +71,20 @@ pub struct SourceRequest {
     pub max_bytes: u64,
 }
 
+impl SourceRequest {
+    /// For a location, by the strictest policy: https, no client certificate, no limits.
+    pub fn at(location: Location) -> SourceRequest {
+        SourceRequest {
+            location,
+            allow_http: false,
+            cacert: None,
+            client: None,
+            rate_bytes_per_sec: None,
+            max_bytes: u64::MAX,
+        }
+    }
+}
+
 /// Told about things that a person wants to see while work goes on. Must be cheap and must not fail.
 pub trait Report: Send + Sync {
     /// A named step begins: `fetch`, `read-back`, `inspect`.

@@ -11,8 +11,8 @@ use serde_json::Value;
 mod types;
 pub use types::*;
 
-/// Version of the format that this code writes.
-pub const SCHEMA: u32 = 1;
+/// Version of the format that this code writes. 2 added `armed.gen` and `counted_unix`; whoever knows 1 only may write it.
+pub const SCHEMA: u32 = 2;
 /// Oldest reader that understands what this code writes.
 pub const MIN_READER: u32 = 1;
 /// Operations kept.
@@ -39,6 +39,9 @@ pub struct State {
     /// Boots in a row in which an armed slot did not start.
     #[serde(default)]
     pub not_started: u32,
+    /// When the boot loader last counted a try, Unix seconds; 0 = not yet. For `doctor`.
+    #[serde(default)]
+    pub counted_unix: i64,
     /// Digests that fell back.
     #[serde(default)]
     pub failed_digests: Vec<FailedDigest>,
@@ -65,6 +68,7 @@ impl Default for State {
             staged: None,
             armed: None,
             not_started: 0,
+            counted_unix: 0,
             failed_digests: Vec::new(),
             failed_stages: Vec::new(),
             last_failure: None,
@@ -103,8 +107,13 @@ impl State {
         let min_reader = value.get("min_reader").and_then(Value::as_u64);
         let read_only = min_reader.is_some_and(|m| m > u64::from(SCHEMA));
         match serde_json::from_value::<State>(value.clone()) {
-            Ok(state) => Loaded {
-                state,
+            Ok(mut state) => Loaded {
+                state: {
+                    if !read_only {
+                        state.schema = state.schema.max(SCHEMA);
+                    }
+                    state
+                },
                 read_only,
                 problem: read_only.then(|| too_new(min_reader)),
             },
@@ -198,6 +207,7 @@ fn salvage(value: &Value) -> State {
         staged: part(value, "staged"),
         armed: part(value, "armed"),
         not_started: part(value, "not_started"),
+        counted_unix: part(value, "counted_unix"),
         failed_digests: list(value, "failed_digests"),
         failed_stages: list(value, "failed_stages"),
         last_failure: part(value, "last_failure"),

@@ -121,36 +121,7 @@ fn write_gpt(file: &File, sector: u32, size: u64, rows: &[(Role, u64, u64)]) {
 
 /// The first bytes of os-state: FAT12 with `ENV1` and `ENV2`.
 pub fn os_state(g: &StateGeometry, env: &Env) -> Vec<u8> {
-    let s = g.sector as usize;
-    let mut p = vec![0u8; 64 << 10];
-    p[..3].copy_from_slice(&[0xeb, 0x3c, 0x90]);
-    p[3..11].copy_from_slice(b"SLIPWAY ");
-    p[11..13].copy_from_slice(&(g.sector as u16).to_le_bytes());
-    p[13] = g.cluster_sectors;
-    p[14..16].copy_from_slice(&g.reserved.to_le_bytes());
-    p[16] = g.fats;
-    p[17..19].copy_from_slice(&g.root_entries.to_le_bytes());
-    p[19..21].copy_from_slice(&((OS_STATE_SIZE / u64::from(g.sector)) as u16).to_le_bytes());
-    p[21] = 0xf8;
-    p[22..24].copy_from_slice(&g.fat_sectors.to_le_bytes());
-    p[510..512].copy_from_slice(&[0x55, 0xaa]);
-    for fat in 0..usize::from(g.fats) {
-        let at = (usize::from(g.reserved) + fat * usize::from(g.fat_sectors)) * s;
-        // Media byte, end mark, and two files of one cluster each.
-        p[at..at + 6].copy_from_slice(&[0xf8, 0xff, 0xff, 0xff, 0xff, 0xff]);
-    }
-    let dir = (usize::from(g.reserved) + usize::from(g.fats) * usize::from(g.fat_sectors)) * s;
-    for (i, name) in [b"ENV1       ", b"ENV2       "].into_iter().enumerate() {
-        let e = &mut p[dir + i * 32..][..32];
-        e[..11].copy_from_slice(name);
-        e[11] = 0x20;
-        e[26..28].copy_from_slice(&(i as u16 + 2).to_le_bytes());
-        e[28..32].copy_from_slice(&512u32.to_le_bytes());
-    }
-    for at in [g.env1, g.env2] {
-        p[at as usize..at as usize + 512].copy_from_slice(&env.encode());
-    }
-    p
+    crate::boot::state_fs::head(g, env)
 }
 
 /// A fake ext4 image of `bytes`: a superblock that says so and pseudo-random content from `seed`.

@@ -18,7 +18,6 @@ use os_proto::digest::Sha256Digest;
 use os_proto::env_block::{self, Env};
 use os_proto::layout::{Arch, MIB, Role, Slot};
 use sha2::{Digest, Sha256};
-use std::io::Read;
 use std::sync::{Arc, Mutex, MutexGuard};
 use uuid::Uuid;
 
@@ -30,28 +29,9 @@ pub use parts::{HandClock, MemHost, MemSource, Running};
 /// Size of a slot of [`MemDisk`].
 pub const SLOT_BYTES: u64 = 2 * MIB;
 
-const TEMPLATE: &[u8] = include_bytes!("testing/image.ext4.gz");
-const PLACEHOLDER: &[u8] = b"#TESTIMAGE";
-const PLACEHOLDER_BYTES: usize = 256;
-
 /// A small ext4 image with kernel, initramfs and agent that says it is `version`.
 pub fn image(version: &str) -> Vec<u8> {
-    let mut data = Vec::new();
-    flate2::read::GzDecoder::new(TEMPLATE)
-        .read_to_end(&mut data)
-        .unwrap();
-    let at = data
-        .windows(PLACEHOLDER.len())
-        .position(|w| w == PLACEHOLDER)
-        .expect("the template's os-release");
-    let mut text =
-        format!("NAME=Slipway\nID=slipway\nVERSION_ID=\"{version}\"\nPRETTY_NAME=\"Slipway {version}\"\n");
-    while text.len() < PLACEHOLDER_BYTES - 1 {
-        text.push('#');
-    }
-    text.push('\n');
-    data[at..at + PLACEHOLDER_BYTES].copy_from_slice(text.as_bytes());
-    data
+    crate::crashtest::small_image(version).unwrap()
 }
 
 /// The same image without one of its files: the name in its directory is changed.

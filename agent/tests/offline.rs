@@ -239,7 +239,7 @@ fn refusals_leave_the_disk_alone() {
         (vec!["rollback"], "NothingToDo", 3),
         (vec!["cancel"], "NothingToDo", 3),
         (vec!["verify-slot"], "NotStaged", 3),
-        (vec!["doctor"], "Unimplemented", 3),
+        (vec!["api-proxy"], "Unimplemented", 3),
     ] {
         b.refused(&args, code, exit);
         assert_eq!(b.bytes(), before, "{args:?}");
@@ -415,4 +415,93 @@ fn usage_and_places_that_are_no_disks() {
     let bad = b.dir.join("bad.toml");
     std::fs::write(&bad, "[fetch]\nretries = 1\n").unwrap();
     b.refused(&["status", "--config", bad.as_str()], "InvalidArgument", 2);
+}
+
+#[test]
+fn doctor_looks_at_a_disk_and_repairs_an_os_state_that_nobody_can_read() {
+    let b = Bench::new();
+    let d = b.good(&["doctor"]);
+    assert_eq!(d["sound"], true, "{d:#}");
+    let r = b.run(&["doctor", "--repair-state"]);
+    assert_eq!((r.exit, r.json()["code"].as_str()), (3, Some("NothingToDo")));
+
+    // Neither copy nor the file system is left.
+    let before = b.bytes();
+    let env = b.env().encode();
+    let at = before.windows(512).position(|w| w == env).unwrap() - (12 << 10);
+    let mut broken = before.clone();
+    broken[at..at + (64 << 10)].fill(0xa5);
+    std::fs::write(&b.disk, &broken).unwrap();
+    let r = b.run(&["doctor"]);
+    assert_eq!(r.exit, 1, "{}", r.stdout);
+    let checks = r.json()["checks"].clone();
+    let env = checks
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|c| c["name"] == "environment")
+        .unwrap();
+    assert_eq!(env["verdict"], "bad");
+    assert!(env["advice"].as_str().unwrap().contains("--repair-state"));
+
+    let r = b.run_as("B", &["doctor", "--repair-state"]);
+    assert_eq!((r.exit, r.json()["cur"].as_str()), (0, Some("B")), "{}", r.stderr);
+    let after = b.bytes();
+    assert!(
+        after[..at] == before[..at] && after[at + (64 << 10)..] == before[at + (64 << 10)..],
+        "only os-state is written"
+    );
+    let r = b.run_as("B", &["doctor"]);
+    assert_eq!(r.json()["sound"], true, "{}", r.stdout);
+    assert_eq!(b.run_as("B", &["status"]).json()["env"]["cur"], "B");
+}
+
+#[test]
+fn history_says_who_asked_what_came_of_it_and_how_long_it_took() {
+    let b = Bench::new();
+    b.stage("v2.img", &image("2"));
+    b.good(&["activate"]);
+    let h = b.good(&["history"]);
+    let ops = h["operations"].as_array().unwrap();
+    assert_eq!(ops.len(), 2);
+    for o in ops {
+        assert_eq!(
+            (o["result"].as_str(), o["asked_by"].as_str()),
+            (Some("done"), Some("offline"))
+        );
+        assert!(o["duration_secs"].as_i64().unwrap() >= 0 && o["started_unix"].as_i64().unwrap() > 0);
+    }
+    let report = b.good(&["report"]);
+    assert_eq!(report["history"]["operations"].as_array().unwrap().len(), 2);
+    assert_eq!(report["doctor"]["sound"], true);
+    assert_eq!(report["status"]["phase"], "armed");
+}
+
+#[test]
+fn crashtest_prints_a_table_or_a_document_and_a_sabotage_is_found() {
+    let out = |args: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        Command::new(env!("CARGO_BIN_EXE_os-agent"))
+            .args(args)
+            .current_dir(dir.path())
+            .env_clear()
+            .output()
+            .unwrap()
+    };
+    let o = out(&["crashtest", "--quick", "--sabotage", "skip-readback", "--json"]);
+    assert_eq!(o.status.code(), Some(1));
+    let v: Value = serde_json::from_slice(&o.stdout).unwrap();
+    assert!(v["bad"].as_u64().unwrap() > 0 && v["sabotage"] == "skip-readback");
+    assert!(!v["violations"].as_array().unwrap().is_empty());
+    let o = out(&["crashtest", "--quick", "--sabotage", "arm-before-verify"]);
+    assert_eq!(o.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&o.stdout).into_owned();
+    assert!(
+        text.contains("recorded update") && text.contains("was found"),
+        "{text}"
+    );
+    assert_eq!(
+        out(&["crashtest", "--sabotage", "nonsense"]).status.code(),
+        Some(2)
+    );
 }

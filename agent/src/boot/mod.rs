@@ -2,5 +2,6 @@
 
 pub mod dual_env;
 pub mod fat12;
+pub mod state_fs;
 
 pub use dual_env::DualEnv;

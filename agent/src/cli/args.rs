@@ -89,12 +89,24 @@ os-agent stage --image slot:B                       (what slot B holds already)"
     GrowPersist,
     #[command(hide = true, disable_help_flag = true)]
     Configure(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Doctor(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Report(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Crashtest(Rest),
+    /// Check disk, environment, boot counter, state, clock, watchdog and network: would an update work here?
+    #[command(
+        after_help = "Exit code 1 when something is bad. Looks by itself, as root, also when the agent does not answer.\n\nExamples:\n  \
+os-agent doctor\n  \
+os-agent doctor --url https://images.example/2/update.img\n  \
+os-agent doctor --repair-state       (when both environment copies are lost)"
+    )]
+    Doctor(super::doctor::DoctorArgs),
+    /// Print everything that a bug report needs as one JSON document
+    Report,
+    /// Prove that no power cut during an update leaves a node that does not boot; touches nothing
+    #[command(
+        after_help = "It records one update's writes and flushes on a disk in memory, with the program's real code, and gives every disk \
+that a power cut can leave behind to the model of grub.cfg. Needs no privileges.\n\nExamples:\n  \
+os-agent crashtest --quick\n  \
+os-agent crashtest --quick --sabotage no-flush     (must find violations and exit with 1)"
+    )]
+    Crashtest(super::crashtest::CrashtestArgs),
     #[command(hide = true, disable_help_flag = true)]
     ApiProxy(Rest),
     #[command(hide = true, disable_help_flag = true)]

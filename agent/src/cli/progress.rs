@@ -83,7 +83,8 @@ impl Progress {
     }
 }
 
-fn describe(p: &v1::Progress, percent: Option<u64>) -> String {
+/// A step in words.
+pub(super) fn describe(p: &v1::Progress, percent: Option<u64>) -> String {
     if !p.waiting_for.is_empty() {
         return format!("{}: waiting: {}", p.step, p.waiting_for);
     }

@@ -5,7 +5,7 @@ use os_agent::engine::Engine;
 use os_agent::error::{AgentError, Result};
 use os_agent::node::{self, OfflineDisk};
 use os_agent::server::{self, Access, Socket};
-use os_agent::{grow_persist as grow, notify, sys::discover};
+use os_agent::{grow_persist as grow, metrics, notify, sys::discover};
 use os_proto::codes::Code;
 use std::io::IsTerminal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,6 +26,7 @@ pub(crate) async fn run(place: Where, handle: tokio::runtime::Handle) -> Result<
         Err(e) => (os_agent::config::Config::default(), Some(e)),
     };
     let ping = config.watchdog_ping;
+    let textfile = config.metrics_textfile.clone();
     let access = Access::group(os_proto::SOCKET_GROUP);
     let socket = Socket::bind(&place.socket, access)?;
     let start = tokio::task::spawn_blocking(move || {
@@ -51,9 +52,14 @@ pub(crate) async fn run(place: Where, handle: tokio::runtime::Handle) -> Result<
         notify::stopping();
     };
     let attend = tokio::spawn(notify::attend(engine.clone(), ping));
+    let keeper =
+        (!textfile.as_str().is_empty()).then(|| tokio::spawn(metrics::keep(engine.clone(), textfile)));
     notify::ready();
     let result = server::serve(engine.clone(), socket, access, stop).await;
     attend.abort();
+    if let Some(k) = keeper {
+        k.abort();
+    }
     let ended = tokio::task::spawn_blocking(move || engine.shut_down()).await;
     if let Err(e) = ended {
         tracing::error!(%e, "shutting down");
@@ -69,7 +75,10 @@ fn log() {
     };
     let journal = std::env::var_os("JOURNAL_STREAM")
         .and_then(|_| tracing_journald::layer().ok())
-        .map(|l| l.with_syslog_identifier("os-agent".to_owned()));
+        .map(|l| {
+            l.with_syslog_identifier("os-agent".to_owned())
+                .with_field_prefix(Some("OS_AGENT".to_owned()))
+        });
     match journal {
         Some(l) => tracing_subscriber::registry().with(l).with(filter()).init(),
         None => tracing_subscriber::fmt()

@@ -1,6 +1,6 @@
 //! Answers as text for people and as JSON for programs. PURE.
 
-use super::progress::mib;
+use super::progress::{self, mib};
 use os_proto::v1;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -166,6 +166,37 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
     t
 }
 
+/// `watch` for people: what moves, in one line.
+pub(crate) fn line(s: &v1::StatusReply) -> String {
+    let mut t = format!("slot {} runs, {}", slot(s.running), words(phase(s.phase)));
+    if let Some(p) = s.progress.as_ref().filter(|p| !p.step.is_empty()) {
+        let percent = (p.done_bytes * 100).checked_div(p.total_bytes);
+        let _ = write!(t, "; {}", progress::describe(p, percent));
+        if p.attempt > 1 {
+            let _ = write!(t, ", attempt {}", p.attempt);
+        }
+    }
+    if let Some(x) = &s.trial {
+        let _ = write!(
+            t,
+            "; trial of slot {}, {} tries left, deadline in {} s",
+            slot(x.slot),
+            x.tries_left,
+            x.deadline_left_secs
+        );
+    }
+    if let Some(h) = &s.health {
+        let _ = write!(t, "; {}", if h.healthy { "healthy" } else { "not healthy yet" });
+    }
+    if s.reboot_required {
+        let _ = write!(t, "; reboot required");
+    }
+    for p in &s.problems {
+        let _ = write!(t, "; {}", p.code);
+    }
+    t
+}
+
 /// `status` for programs.
 pub(crate) fn status_json(s: &v1::StatusReply) -> Value {
     json!({
@@ -221,31 +252,44 @@ fn operation_json(o: &v1::Operation) -> Value {
         "op_id": o.op_id, "kind": o.kind, "digest": o.digest, "version": o.version, "asked_by": o.asked_by,
         "started_unix": o.started_unix, "finished_unix": o.finished_unix, "code": o.code, "message": o.message,
         "boot_id": o.boot_id, "reboot_requested": o.reboot_requested,
+        "result": result(o), "duration_secs": duration(o),
     })
+}
+
+/// How an operation ended, in a word.
+fn result(o: &v1::Operation) -> &str {
+    match (o.finished_unix, o.code.as_str()) {
+        (0, _) => "not finished",
+        (_, "") => "done",
+        (_, code) => code,
+    }
+}
+
+/// Seconds from start to end.
+fn duration(o: &v1::Operation) -> Option<i64> {
+    (o.finished_unix != 0).then(|| (o.finished_unix - o.started_unix).max(0))
 }
 
 /// `history` for people.
 pub(crate) fn history(h: &v1::HistoryReply) -> String {
     let mut t = String::new();
     for o in &h.operations {
-        let end = match (o.finished_unix, o.code.as_str()) {
-            (0, _) => "not finished",
-            (_, "") => "done",
-            (_, code) => code,
+        let version = if o.version.is_empty() {
+            String::new()
+        } else {
+            format!("version {} ", o.version)
         };
-        let _ = writeln!(
-            t,
-            "{}  {:<9} {end:<20} {} {}{}",
+        let line = format!(
+            "{}  {:<9} {:<20} {:>6}  by {:<12} {:<12} {version}{}",
             when(o.started_unix),
             o.kind,
+            result(o),
+            duration(o).map_or_else(|| "-".to_owned(), |s| format!("{s} s")),
+            o.asked_by,
             short(&o.digest),
-            if o.version.is_empty() {
-                String::new()
-            } else {
-                format!("version {} ", o.version)
-            },
             o.message
         );
+        let _ = writeln!(t, "{}", line.trim_end());
     }
     t
 }

@@ -689,11 +689,11 @@ fn a_damaged_or_newer_state_starts_reports_and_still_commits() {
     for (text, read_only) in [
         (&b"{ not json"[..], false),
         (
-            br#"{"schema":2,"min_reader":2,"phase":"teleporting","operations":[]}"#,
+            br#"{"schema":3,"min_reader":3,"phase":"teleporting","operations":[]}"#,
             true,
         ),
         (
-            br#"{"schema":2,"min_reader":1,"phase":"idle","hue":"blue"}"#,
+            br#"{"schema":3,"min_reader":1,"phase":"idle","hue":"blue"}"#,
             false,
         ),
     ] {

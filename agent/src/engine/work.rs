@@ -211,14 +211,7 @@ impl Engine {
         op: &Arc<OpHandle>,
         report: &Arc<dyn Report>,
     ) -> Result<Installed> {
-        write::install(
-            payload,
-            wanted,
-            slot,
-            &write::Limits::default(),
-            &op.cancel,
-            report,
-        )
+        write::install(payload, wanted, slot, &self.options.limits, &op.cancel, report)
     }
 
     /// Looks into the slot before it may ever boot.

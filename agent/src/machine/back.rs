@@ -107,8 +107,9 @@ fn log_rollback(next: &mut Node, now: i64, ask: &RollbackAsk, to: Slot, reboot: 
 /// Takes an armed slot back.
 fn disarm(mut next: Node, env: Env, running: Slot) -> Step {
     let after = env.disarmed();
-    next.env = Some(after);
-    if let Some(a) = next.state.armed.take() {
+    let armed = next.state.armed.clone();
+    let disarm = next.take_back(env);
+    if let Some(a) = armed {
         ops::remark(&mut next, &a.op_id, "disarmed before it was tried".to_owned());
     }
     let phase = if next.state.staged.is_some() {
@@ -120,7 +121,7 @@ fn disarm(mut next: Node, env: Env, running: Slot) -> Step {
     Step::done(
         next,
         vec![
-            Effect::Disarm(after),
+            disarm,
             Effect::ReadEnvBack(after),
             Effect::SaveState { required: false },
             Effect::Reply,

@@ -23,6 +23,7 @@ pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, panic:
         }
     };
     let mut effects = Vec::new();
+    let found = copies.as_ref().ok().and_then(EnvCopies::effective);
     let env = match copies {
         Ok(copies) => repair(&mut node, running, &copies, &mut effects),
         Err(e) => {
@@ -37,7 +38,10 @@ pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, panic:
         Some(t) if running == t && node.boot.counted => on_trial(&mut node, now, env, &mut effects),
         Some(t) if running == t => foreign(&mut node, running, &mut effects),
         Some(t) => armed_but_not_running(&mut node, now, env, t, panic.as_deref(), &mut effects),
-        None if running == env.cur => at_rest(&mut node, running, &mut effects),
+        None if running == env.cur => {
+            never_armed(&mut node, found.map(|e| e.gen_), &mut effects);
+            at_rest(&mut node, running, &mut effects);
+        }
         None => foreign(&mut node, running, &mut effects),
     }
     Step::new(node, effects)
@@ -101,6 +105,7 @@ fn on_trial(node: &mut Node, now: i64, env: Env, effects: &mut Vec<Effect>) {
             unknown: Default::default(),
         });
     }
+    node.state.counted_unix = now;
     let ended = again && armed.verdict.as_ref().is_some_and(|v| v.cause != Cause::Deadline);
     node.state.armed = Some(armed);
     node.set_phase(Phase::Trial);
@@ -126,6 +131,7 @@ fn unknown_order(node: &Node, slot: Slot) -> Armed {
         digest: record.map(|r| r.shown()),
         version: record.map(|r| r.version.clone()).unwrap_or_default(),
         boot_id: String::new(),
+        gen_: 0,
         reboot_requested: false,
         confirm: Default::default(),
         deadline_secs: 0,
@@ -149,18 +155,17 @@ fn armed_but_not_running(
     let armed = node.state.armed.clone().filter(|a| a.slot == slot);
     if env.left.is_some_and(|l| l < TRIES) {
         let ended = fallback::judge(armed.as_ref(), env.left, panic);
+        node.state.counted_unix = now;
         fallback::record(node, now, armed.as_ref(), &ended);
-        node.state.armed = None;
         node.state.not_started = 0;
         node.set_phase(Phase::FellBack);
-        let after = env.disarmed();
-        node.env = Some(after);
+        let disarm = node.take_back(env);
         // Without the state the evidence stays in the environment; a trial with no tries left does not start.
         let evidence_may_go = node.read_only || env.left != Some(0);
         effects.push(Effect::SaveState {
             required: !evidence_may_go,
         });
-        effects.push(Effect::Disarm(after));
+        effects.push(disarm);
         return;
     }
     match armed {
@@ -192,12 +197,10 @@ fn armed_but_not_running(
                 super::ops::remark(node, &a.op_id, f.message.clone());
             }
             node.state.last_failure = Some(f);
-            node.state.armed = None;
+            let disarm = node.take_back(env);
             rest(node, env.cur);
-            let after = env.disarmed();
-            node.env = Some(after);
             effects.push(Effect::SaveState { required: false });
-            effects.push(Effect::Disarm(after));
+            effects.push(disarm);
         }
     }
 }
@@ -217,6 +220,27 @@ fn repeat_reboot(node: &mut Node, op_id: &str, effects: &mut Vec<Effect>) {
             ),
         )),
     }
+}
+
+/// The state says that a slot was armed, but the environment is older than that: the power failed in between. The operation
+/// is open again, so that the same request finishes it; its reboot was never asked for.
+fn never_armed(node: &mut Node, found: Option<u32>, effects: &mut Vec<Effect>) {
+    let (Some(armed), Some(found)) = (&node.state.armed, found) else {
+        return;
+    };
+    let behind = armed.gen_.wrapping_sub(found);
+    if armed.gen_ == 0 || behind == 0 || behind > u32::MAX / 2 || !armed.tries.is_empty() {
+        return;
+    }
+    let op_id = armed.op_id.clone();
+    node.state.armed = None;
+    if let Some(o) = node.state.operation_mut(&op_id) {
+        o.finished_unix = 0;
+        o.reboot_requested = false;
+        o.reboots = 0;
+        o.result = Default::default();
+    }
+    effects.push(Effect::SaveState { required: false });
 }
 
 /// The committed slot runs and nothing is armed.

@@ -195,9 +195,7 @@ pub(super) fn first_write(node: &Node) -> Result<Step> {
         Effect::SaveState { required: true },
     ];
     if env.try_slot.is_some() {
-        let after = env.disarmed();
-        next.env = Some(after);
-        effects.push(Effect::Disarm(after));
+        effects.push(next.take_back(env));
     }
     Ok(Step::new(next, effects))
 }
@@ -240,6 +238,7 @@ pub(super) fn installed(node: &Node, now: i64, c: &SlotContent) -> Result<Step> 
         fetched: c.fetched,
         written: c.written,
         already: false,
+        ..OpResult::default()
     };
     staged(&mut next, now, &run, digest, &c.version, &result);
     effects.extend([Effect::SaveState { required: true }, Effect::Reply]);
@@ -291,6 +290,7 @@ pub(super) fn read_back(node: &Node, now: i64) -> Result<Step> {
                 fetched: 0,
                 written: 0,
                 already: true,
+                ..OpResult::default()
             };
             staged(&mut next, now, &run, digest, &record.version.clone(), &result);
             let effects = vec![

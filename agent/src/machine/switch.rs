@@ -163,6 +163,7 @@ pub(super) fn arm(mut next: Node, now: i64, op_id: &str, ask: &ArmAsk) -> Result
         digest: Some(digest),
         version: record.version.clone(),
         boot_id: next.boot.boot_id.clone(),
+        gen_: env.armed(ask.slot).gen_,
         reboot_requested: ask.reboot,
         confirm: ask.confirm,
         deadline_secs: ask.deadline_secs,
@@ -277,10 +278,7 @@ fn boot_committed(node: &Node, now: i64, ask: &ActivateAsk, env: Env) -> Step {
 pub(super) fn without_trial(next: &mut Node, env: Env, required: bool, reboot: bool) -> Vec<Effect> {
     let mut effects = vec![Effect::SaveState { required }];
     if env.try_slot.is_some() {
-        let after = env.disarmed();
-        next.env = Some(after);
-        next.state.armed = None;
-        effects.push(Effect::Disarm(after));
+        effects.push(next.take_back(env));
     }
     effects.push(Effect::Reply);
     if reboot {
@@ -316,9 +314,7 @@ pub(super) fn arm_failed(node: &Node, now: i64, env: Option<Env>, e: &AgentError
     };
     next.set_phase(phase);
     if let Some(env) = env.filter(|e| e.try_slot.is_some()) {
-        let after = env.disarmed();
-        next.env = Some(after);
-        effects.push(Effect::Disarm(after));
+        effects.push(next.take_back(env));
     }
     effects.extend([Effect::SaveState { required: false }, Effect::Reply]);
     Step::new(next, effects)

@@ -73,12 +73,11 @@ pub(super) fn end(mut next: Node, now: i64, env: Env, cause: Cause, why: &str) -
 
 /// The verdict is recorded: save, disarm, reboot.
 pub(super) fn leave(mut next: Node, env: Env) -> Step {
-    let after = env.disarmed();
-    next.env = Some(after);
+    let disarm = next.disarm(env);
     next.healthy = false;
     next.leaving = true;
     let reboot = next.boot.gated;
-    let mut effects = vec![Effect::SaveState { required: false }, Effect::Disarm(after)];
+    let mut effects = vec![Effect::SaveState { required: false }, disarm];
     if reboot {
         effects.push(Effect::Reboot);
     }

@@ -199,6 +199,9 @@ pub struct OpResult {
     /// Nothing had to be done.
     #[serde(default)]
     pub already: bool,
+    /// Keys that this version does not know.
+    #[serde(flatten)]
+    pub unknown: Unknown,
 }
 
 /// A digest that is staged.
@@ -233,6 +236,9 @@ pub struct Armed {
     pub version: String,
     /// The boot in which it was armed.
     pub boot_id: String,
+    /// Generation of the environment that arms it; 0 = not known. An older one on the disk means that it never was armed.
+    #[serde(default, rename = "gen")]
+    pub gen_: u32,
     /// The operation asked for a reboot.
     #[serde(default)]
     pub reboot_requested: bool,

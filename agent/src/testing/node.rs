@@ -115,6 +115,7 @@ impl Node {
             offline: false,
             observe: false,
             arch: None,
+            limits: crate::write::Limits::default(),
         };
         self.engine = Some(Engine::start(
             ports(&self.disk, &self.source, &self.host, &self.clock),

@@ -21,6 +21,8 @@ struct Served {
     open_failures: VecDeque<AgentError>,
     break_at: Option<(usize, AgentError)>,
     gate: bool,
+    hold_at: Option<usize>,
+    holding: bool,
     opened: u32,
 }
 
@@ -43,6 +45,18 @@ impl MemSource {
     /// Downloads stand still until this is called with `false`, or they are cancelled.
     pub fn hold(&self, hold: bool) {
         locked(&self.0).gate = hold;
+    }
+
+    /// Downloads stand still once so many bytes were handed out, until this is called with `None` or they are cancelled.
+    pub fn hold_at(&self, bytes: Option<usize>) {
+        let mut s = locked(&self.0);
+        s.hold_at = bytes;
+        s.holding = false;
+    }
+
+    /// Whether a download stands still at [`MemSource::hold_at`].
+    pub fn holding(&self) -> bool {
+        locked(&self.0).holding
     }
 
     /// How often something was opened.
@@ -104,9 +118,20 @@ impl Download for MemDownload {
             self.cancel.check()?;
             std::thread::sleep(Duration::from_millis(1));
         }
+        loop {
+            let mut s = locked(&self.served.0);
+            if s.hold_at.is_none_or(|n| self.at < n) {
+                break;
+            }
+            s.holding = true;
+            drop(s);
+            self.cancel.check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.cancel.check()?;
         let limit = self.break_at.as_ref().map_or(self.data.len(), |(n, _)| *n);
-        let end = (self.at + (64 << 10)).min(limit).min(self.data.len());
+        let held = locked(&self.served.0).hold_at.unwrap_or(usize::MAX);
+        let end = (self.at + (64 << 10)).min(limit).min(held).min(self.data.len());
         if self.at == end {
             return match self.break_at.take() {
                 Some((_, e)) => Err(e),
