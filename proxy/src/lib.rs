@@ -2,4 +2,8 @@
 //! the update once it holds that right. Every loop is observe → decide (pure) → act; only decisions carry reasons.
 
 pub mod api;
+pub mod clock;
+pub mod crds;
+pub mod http;
+pub mod operator;
 pub mod window;

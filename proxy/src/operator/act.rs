@@ -1,0 +1,581 @@
+//! Carries decisions out: every write has a precondition, none is repeated blindly. The client must not retry by itself.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use crate::api::{
+    ANN_CORDONED_BY, Grant, INSTANCE_NAMESPACE, LABEL_CONFIGURING, LABEL_SERIAL, LABEL_UPGRADING,
+    OPERATOR_MANAGER, OS, OSInstance,
+};
+use crate::clock;
+
+use super::decide::{Decision, EventNote, FinalizerWrite, InstanceWrite, Orphan, StatusWrite, confirm};
+use super::facts::{NodeFacts, Trouble};
+use super::observe::View;
+
+/// Writes to different OSInstances under way at once.
+const AT_ONCE: usize = 8;
+/// Causes of Events remembered, so that one cause makes one request.
+const CAUSES: usize = 10_000;
+
+/// Spaces requests out: a burst, then so many per second.
+struct Pace {
+    next: Mutex<Instant>,
+    gap: Duration,
+    burst: u32,
+}
+
+impl Pace {
+    async fn wait(&self) {
+        let at = {
+            let mut next = self.next.lock().await;
+            let now = Instant::now();
+            let earliest = now.checked_sub(self.gap * self.burst).unwrap_or(now);
+            *next = (*next).max(earliest) + self.gap;
+            *next
+        };
+        tokio::time::sleep_until(at).await;
+    }
+}
+
+/// The interpreter of decisions.
+pub(crate) struct Actor {
+    client: Client,
+    view: View,
+    pace: Pace,
+    /// Least time between two status writes of one OS object.
+    status_gap: Duration,
+    last_status: HashMap<String, Instant>,
+    sent: HashSet<String>,
+    /// Name of this process in Events.
+    instance: String,
+}
+
+/// How carrying out went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Look again after this time: something was put off.
+    pub(crate) again: Option<Duration>,
+    /// Something went wrong that is not just somebody else's write; the caller backs off.
+    pub(crate) failed: bool,
+    /// Writes that were accepted.
+    pub(crate) writes: usize,
+}
+
+impl Outcome {
+    fn later(&mut self, d: Duration) {
+        self.again = Some(self.again.map_or(d, |a| a.min(d)));
+    }
+}
+
+fn code(error: &kube::Error) -> u16 {
+    match error {
+        kube::Error::Api(s) => s.code,
+        _ => 0,
+    }
+}
+
+impl Actor {
+    /// `client` without retries of its own.
+    pub(crate) fn new(
+        client: Client,
+        view: View,
+        status_gap: Duration,
+        requests_per_second: u32,
+        instance: String,
+    ) -> Actor {
+        let gap = Duration::from_secs(1) / requests_per_second.max(1);
+        let pace = Pace {
+            next: Mutex::new(Instant::now()),
+            gap,
+            burst: requests_per_second.max(1),
+        };
+        Actor {
+            client,
+            view,
+            pace,
+            status_gap,
+            last_status: HashMap::new(),
+            sent: HashSet::new(),
+            instance,
+        }
+    }
+
+    fn os(&self, namespace: &str) -> Api<OS> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    fn instances(&self) -> Api<OSInstance> {
+        Api::namespaced(self.client.clone(), INSTANCE_NAMESPACE)
+    }
+
+    /// Carries one decision out. `leading` is asked before every ledger write.
+    pub(crate) async fn act(&mut self, decision: Decision, leading: impl Fn() -> bool) -> Outcome {
+        let mut out = Outcome::default();
+        for write in decision.finalizers {
+            self.finalizers(write, &mut out).await;
+        }
+        for write in decision.statuses {
+            if !leading() {
+                return out;
+            }
+            let uid = write.os.uid.clone();
+            if self.status(write, &mut out).await {
+                for note in decision.events.iter().filter(|e| e.os.uid == uid) {
+                    self.event(note).await;
+                }
+            }
+        }
+        if !leading() {
+            return out;
+        }
+        let results: Vec<bool> = futures_util::stream::iter(decision.instances)
+            .map(|w| self.instance(w))
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        out.writes += results.iter().filter(|ok| **ok).count();
+        out.failed |= results.iter().any(|ok| !ok);
+        for orphan in decision.orphans {
+            self.orphan(orphan, &mut out).await;
+        }
+        out
+    }
+
+    async fn finalizers(&self, w: FinalizerWrite, out: &mut Outcome) {
+        self.pace.wait().await;
+        let patch = json!({"metadata": {"finalizers": w.finalizers, "resourceVersion": w.resource_version}});
+        match self
+            .os(&w.os.namespace)
+            .patch(&w.os.name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
+            Ok(os) => {
+                out.writes += 1;
+                let done = os.metadata.deletion_timestamp.is_some() && w.finalizers.is_empty();
+                if done {
+                    self.view.drop_os(&w.os.uid)
+                } else {
+                    self.view.put_os(os)
+                }
+            }
+            Err(e) => self.failed("patch os", &e, out),
+        }
+    }
+
+    /// Writes one status. True if it is stored.
+    async fn status(&mut self, mut w: StatusWrite, out: &mut Outcome) -> bool {
+        if let Some(wait) = self
+            .last_status
+            .get(&w.os.uid)
+            .and_then(|at| self.status_gap.checked_sub(at.elapsed()))
+        {
+            out.later(wait);
+            return false;
+        }
+        let api = self.os(&w.os.namespace);
+        let Some(mut os) = self.view.with(clock::now(), |f| {
+            f.oses
+                .iter()
+                .find(|o| o.uid().as_deref() == Some(&w.os.uid))
+                .cloned()
+        }) else {
+            return false;
+        };
+        if !w.granted.is_empty() && !self.look_live(&mut w, out).await {
+            return false;
+        }
+        os.metadata.resource_version = Some(w.resource_version.clone());
+        os.status = Some(w.status.clone());
+        self.pace.wait().await;
+        match api.replace_status(&w.os.name, &PostParams::default(), &os).await {
+            Ok(stored) => {
+                out.writes += 1;
+                self.last_status.insert(w.os.uid.clone(), Instant::now());
+                let kept = stored
+                    .status
+                    .as_ref()
+                    .is_some_and(|s| same_grants(&s.grants, &w.status.grants) && s.counts.is_some());
+                self.view.put_os(stored);
+                if !kept {
+                    self.pruned(&w.os.namespace, &os).await;
+                    return false;
+                }
+                for node in &w.granted {
+                    tracing::info!(os = %w.os.name, %node, "granted");
+                }
+                true
+            }
+            Err(e) => {
+                self.failed("update os/status", &e, out);
+                if code(&e) == 409 {
+                    self.refresh_os(&w).await;
+                }
+                false
+            }
+        }
+    }
+
+    /// Before a grant: the OS and every chosen Node are read live.
+    async fn look_live(&self, w: &mut StatusWrite, out: &mut Outcome) -> bool {
+        self.pace.wait().await;
+        match self.os(&w.os.namespace).get(&w.os.name).await {
+            Ok(live) if live.resource_version().as_deref() == Some(&w.resource_version) => {}
+            Ok(live) => {
+                self.view.put_os(live);
+                out.later(Duration::from_millis(50));
+                return false;
+            }
+            Err(e) => {
+                self.failed("get os", &e, out);
+                return false;
+            }
+        }
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let reads = futures_util::stream::iter(w.granted.clone())
+            .map(|name| {
+                let nodes = nodes.clone();
+                async move {
+                    self.pace.wait().await;
+                    let node = nodes.get(&name).await;
+                    (name, node)
+                }
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect::<Vec<_>>()
+            .await;
+        let mut live: HashMap<String, NodeFacts> = HashMap::new();
+        for (name, node) in reads {
+            match node {
+                Ok(node) => {
+                    live.insert(name, NodeFacts::of(&node));
+                    self.view.put_node(&node);
+                }
+                Err(e) => self.failed("get node", &e, out),
+            }
+        }
+        confirm(w, |name| live.get(name).cloned());
+        true
+    }
+
+    async fn refresh_os(&self, w: &StatusWrite) {
+        match self.os(&w.os.namespace).get_opt(&w.os.name).await {
+            Ok(Some(os)) => self.view.put_os(os),
+            Ok(None) => self.view.drop_os(&w.os.uid),
+            Err(_) => {}
+        }
+    }
+
+    /// One write to an OSInstance. False if it failed in a way that time may cure.
+    async fn instance(&self, write: InstanceWrite) -> bool {
+        self.pace.wait().await;
+        let api = self.instances();
+        let (name, verb, result) = match write {
+            InstanceWrite::Create(i) => (
+                i.name_any(),
+                "create osinstances",
+                api.create(&PostParams::default(), &i).await,
+            ),
+            InstanceWrite::Update(i) => (
+                i.name_any(),
+                "update osinstances",
+                api.replace(&i.name_any(), &PostParams::default(), &i).await,
+            ),
+            InstanceWrite::Delete(i) => return self.delete(&i).await,
+        };
+        match result {
+            Ok(stored) => {
+                self.view.put_instance(stored);
+                true
+            }
+            Err(e) if code(&e) == 409 || code(&e) == 404 => {
+                match api.get_opt(&name).await {
+                    Ok(Some(live)) => self.view.put_instance(live),
+                    Ok(None) => self.view.drop_instance(&name),
+                    Err(_) => {}
+                }
+                true
+            }
+            Err(e) => {
+                self.failed(verb, &e, &mut Outcome::default());
+                false
+            }
+        }
+    }
+
+    async fn delete(&self, instance: &OSInstance) -> bool {
+        let (api, name) = (self.instances(), instance.name_any());
+        if !instance.finalizers().is_empty() {
+            let mut bare = OSInstance {
+                status: None,
+                ..instance.clone()
+            };
+            bare.metadata.finalizers = None;
+            match api.replace(&name, &PostParams::default(), &bare).await {
+                Ok(_) => {}
+                Err(e) if matches!(code(&e), 404 | 409) => {}
+                Err(e) => {
+                    self.failed("update osinstances", &e, &mut Outcome::default());
+                    return false;
+                }
+            }
+        }
+        let only = Preconditions {
+            uid: instance.uid(),
+            resource_version: None,
+        };
+        match api
+            .delete(
+                &name,
+                &DeleteParams {
+                    preconditions: Some(only),
+                    ..DeleteParams::default()
+                },
+            )
+            .await
+        {
+            Ok(_) => self.view.drop_instance(&name),
+            Err(e) if code(&e) == 404 => self.view.drop_instance(&name),
+            Err(e) if code(&e) == 409 => {}
+            Err(e) => {
+                self.failed("delete osinstances", &e, &mut Outcome::default());
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn orphan(&self, orphan: Orphan, out: &mut Outcome) {
+        self.pace.wait().await;
+        let patch = json!({
+            "metadata": {
+                "resourceVersion": orphan.resource_version,
+                "annotations": {ANN_CORDONED_BY: null},
+                "labels": {LABEL_UPGRADING: null, LABEL_CONFIGURING: null, LABEL_SERIAL: null},
+            },
+            "spec": {"unschedulable": null},
+        });
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        match nodes
+            .patch(&orphan.node, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
+            Ok(node) => {
+                out.writes += 1;
+                tracing::info!(node = %orphan.node, "a cordon of ours that nobody owned any more was removed");
+                self.view.put_node(&node);
+            }
+            Err(e) => {
+                self.failed("patch nodes", &e, out);
+                if code(&e) == 409
+                    && let Ok(node) = nodes.get(&orphan.node).await
+                {
+                    self.view.put_node(&node);
+                }
+            }
+        }
+    }
+
+    async fn event(&mut self, note: &EventNote) {
+        let hash = hex(&Sha256::digest(format!("{}/{}", note.os.uid, note.cause)));
+        if !self.sent.insert(hash.clone()) {
+            return;
+        }
+        if self.sent.len() > CAUSES {
+            self.sent.clear();
+        }
+        let now = Time(clock::now());
+        let mut message = note.message.clone();
+        let mut end = message.len().min(1000);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        let event = Event {
+            metadata: ObjectMeta {
+                // The same cause has the same name: a successor's attempt to send it again is refused.
+                name: Some(format!(
+                    "{}.{}",
+                    note.os
+                        .name
+                        .chars()
+                        .take(200)
+                        .collect::<String>()
+                        .trim_end_matches(['.', '-']),
+                    &hash[..16]
+                )),
+                namespace: Some(note.os.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            involved_object: ObjectReference {
+                api_version: Some("upgrade.openeuler.org/v1alpha1".into()),
+                kind: Some("OS".into()),
+                name: Some(note.os.name.clone()),
+                namespace: Some(note.os.namespace.clone()),
+                uid: Some(note.os.uid.clone()),
+                ..ObjectReference::default()
+            },
+            type_: Some(if note.warning { "Warning" } else { "Normal" }.into()),
+            reason: Some(note.reason.clone()),
+            message: Some(message),
+            source: Some(EventSource {
+                component: Some(OPERATOR_MANAGER.into()),
+                ..EventSource::default()
+            }),
+            reporting_component: Some(OPERATOR_MANAGER.into()),
+            reporting_instance: Some(self.instance.clone()),
+            first_timestamp: Some(now.clone()),
+            last_timestamp: Some(now),
+            count: Some(1),
+            ..Event::default()
+        };
+        self.pace.wait().await;
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &note.os.namespace);
+        match api.create(&PostParams::default(), &event).await {
+            Ok(_) => {}
+            Err(e) if code(&e) == 409 => {}
+            Err(error) => tracing::warn!(%error, "cannot send an Event"),
+        }
+    }
+
+    /// A write failed. Rights that are missing are trouble that stops everything; the rest is tried again.
+    fn failed(&self, what: &str, error: &kube::Error, out: &mut Outcome) {
+        if code(error) == 409 {
+            out.later(Duration::ZERO);
+        } else {
+            out.failed = true;
+        }
+        match code(error) {
+            403 => {
+                let text = format!("{what}: {error}. Apply proxy/deploy/rbac.yaml");
+                tracing::error!("{text}");
+                self.view.set_trouble(Some(Trouble {
+                    reason: "Forbidden".into(),
+                    message: short(&text),
+                }));
+            }
+            409 => tracing::debug!(what, "somebody else wrote first"),
+            _ => tracing::warn!(what, %error, "will be tried again"),
+        }
+    }
+
+    async fn pruned(&mut self, namespace: &str, os: &OS) {
+        let trouble = Trouble {
+            reason: "CRDPruned".into(),
+            message: "the cluster has other definitions of OS and OSInstance (KubeOS's own?) and drops our fields; nothing is granted. Apply proxy/deploy/crds.yaml".into(),
+        };
+        tracing::error!("{}", trouble.message);
+        let note = EventNote {
+            os: super::decide::OsRef {
+                namespace: namespace.to_owned(),
+                name: os.name_any(),
+                uid: os.uid().unwrap_or_default(),
+            },
+            warning: true,
+            reason: trouble.reason.clone(),
+            message: trouble.message.clone(),
+            cause: "pruned".into(),
+        };
+        self.view.set_trouble(Some(trouble));
+        self.event(&note).await;
+    }
+
+    /// Whether the server takes our writes and keeps our fields, asked without changing anything. Sets or clears trouble.
+    pub(crate) async fn probe(&mut self) {
+        let dry = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let os = self.view.with(clock::now(), |f| f.oses.first().cloned());
+        if let Some(mut os) = os {
+            let namespace = os.namespace().unwrap_or_default();
+            let mut status = os.status.clone().unwrap_or_default();
+            let now = Time(clock::now());
+            status.grants.push(Grant {
+                node: "probe".into(),
+                node_uid: "probe".into(),
+                kind: Default::default(),
+                attempt: 0,
+                granted_at: now.clone(),
+                not_after: now,
+                epoch: 0,
+            });
+            let wanted = status.grants.len();
+            os.status = Some(status);
+            match self
+                .os(&namespace)
+                .replace_status(&os.name_any(), &dry, &os)
+                .await
+            {
+                Ok(answer) if answer.status.as_ref().is_some_and(|s| s.grants.len() == wanted) => {}
+                Ok(_) => return self.pruned(&namespace, &os).await,
+                Err(e) if code(&e) == 403 => {
+                    return self.failed("update os/status", &e, &mut Outcome::default());
+                }
+                Err(error) => tracing::debug!(%error, "probe"),
+            }
+        }
+        let any = self
+            .view
+            .with(clock::now(), |f| f.instances.values().next().cloned());
+        let mut trial = OSInstance::new("slipway-probe", Default::default());
+        trial.spec.desired = crate::api::Desired::Stage;
+        trial.metadata.namespace = Some(INSTANCE_NAMESPACE.into());
+        match self.instances().create(&dry, &trial).await {
+            Ok(answer) if answer.spec.desired == trial.spec.desired => {}
+            Ok(_) => {
+                let os = self
+                    .view
+                    .with(clock::now(), |f| f.oses.first().cloned())
+                    .unwrap_or_default();
+                return self
+                    .pruned(&os.namespace().unwrap_or_else(|| "default".into()), &os)
+                    .await;
+            }
+            Err(e) if code(&e) == 403 => {
+                return self.failed("create osinstances", &e, &mut Outcome::default());
+            }
+            Err(error) => tracing::debug!(%error, "probe"),
+        }
+        if let Some(instance) = any {
+            match self
+                .instances()
+                .replace(&instance.name_any(), &dry, &instance)
+                .await
+            {
+                Err(e) if code(&e) == 403 => {
+                    return self.failed("update osinstances", &e, &mut Outcome::default());
+                }
+                _ => {}
+            }
+        }
+        if self.view.set_trouble(None) {
+            tracing::info!("the server takes our writes again");
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(500).collect()
+}
+
+fn same_grants(a: &[Grant], b: &[Grant]) -> bool {
+    a.len() == b.len()
+        && a.iter()
+            .zip(b)
+            .all(|(x, y)| x.node == y.node && x.node_uid == y.node_uid && x.attempt == y.attempt)
+}
