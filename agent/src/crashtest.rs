@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// Size of a recorded slot in bytes.
 pub const SLOT_BYTES: usize = 8 << 20;
 /// The recorded slot is flushed after so many bytes, so that there is more than one epoch.
-const FLUSH_EVERY: u64 = 3 << 20;
+const FLUSH_EVERY: u64 = 4 << 20;
 
 /// A mistake that is built into the recording on purpose: the proof has to find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ struct Images {
 
 impl Images {
     fn new(quick: bool) -> Result<Images> {
-        let mib = if quick { 5 } else { 7 };
+        let mib = if quick { 6 } else { 8 };
         let old = image::large("1", mib)?;
         let new = image::large("2", mib)?;
         let mut before = image::large("0", mib)?;

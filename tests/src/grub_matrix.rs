@@ -7,7 +7,7 @@ mod states;
 
 pub use disk::{Grub, Recipe, SmallDisk};
 pub use qemu::{Drive, Run};
-pub use states::{State, states};
+pub use states::{Crash, State, crash_states, states};
 
 use crate::vm::Firmware;
 use anyhow::{Context, Result, bail};
@@ -31,16 +31,13 @@ pub fn decision_limit(firmware: Firmware) -> Duration {
 pub fn compare(grub: &Grub, dir: &Utf8Path, state: &State, firmware: Firmware) -> Result<Line> {
     let disk = SmallDisk::build(
         grub,
-        &dir.join(format!(
-            "{}-{}.raw",
-            firmware.name(),
-            state.name.replace(' ', "-")
-        )),
+        &dir.join(format!("{}-{}.raw", firmware.name(), file_name(&state.name))),
         &Recipe {
             env1: state.env1.as_deref(),
             env2: state.env2.as_deref(),
             a_has_kernel: state.a_has_kernel,
             menu: false,
+            crash: state.crash.as_ref(),
         },
     )?;
     let before = fs_err::read(&disk.path)?;
@@ -95,6 +92,19 @@ pub fn compare(grub: &Grub, dir: &Utf8Path, state: &State, firmware: Firmware) -
     Ok(line)
 }
 
+/// A name as a file name: what tells names apart is kept.
+fn file_name(name: &str) -> String {
+    let plain: String = name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .take(60)
+        .collect();
+    let sum = name
+        .bytes()
+        .fold(0u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b)));
+    format!("{plain}-{sum:08x}")
+}
+
 /// Whether the suite runs with its full counts.
 pub fn long() -> bool {
     std::env::var_os("SLIPWAY_LONG").is_some()
@@ -111,6 +121,19 @@ pub fn compare_all(grub: &Grub, dir: &Utf8Path, firmware: Firmware) -> Result<Ve
         // What only GRUB's own reading of odd blocks decides is the same code under both firmwares.
         todo.retain(|s| !s.odd);
     }
+    compare_these(grub, dir, firmware, &todo)
+}
+
+/// The same for these states.
+///
+/// # Errors
+/// As [`compare_all`].
+pub fn compare_these(
+    grub: &Grub,
+    dir: &Utf8Path,
+    firmware: Firmware,
+    todo: &[State],
+) -> Result<Vec<(String, Line)>> {
     let next = Mutex::new(0usize);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -132,9 +155,9 @@ pub fn compare_all(grub: &Grub, dir: &Utf8Path, firmware: Firmware) -> Result<Ve
     let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
     done.sort_by_key(|(i, _)| *i);
     let (mut good, mut bad) = (Vec::new(), Vec::new());
-    for ((_, result), state) in done.into_iter().zip(&todo) {
+    for ((_, result), state) in done.into_iter().zip(todo) {
         match result {
-            Ok(line) => good.push((state.name.to_owned(), line)),
+            Ok(line) => good.push((state.name.clone(), line)),
             Err(e) => bad.push(format!("{e:#}")),
         }
     }

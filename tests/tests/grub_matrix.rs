@@ -44,6 +44,7 @@ impl Bed {
             env2: Some(env),
             a_has_kernel: true,
             menu,
+            crash: None,
         };
         SmallDisk::build(&self.grub, &self.path().join(name), &recipe).unwrap()
     }

@@ -59,6 +59,7 @@ fn steps(layer: &str) -> Vec<Step> {
         ],
         "boot" => vec![
             e2e("GRUB against its model", "grub_matrix"),
+            e2e("power cuts of an update, real GRUB", "crash_images"),
             e2e("upgrade, BIOS", "upgrade"),
             e2e("broken version 3", "broken3"),
             e2e("power cuts", "kill9_qemu"),

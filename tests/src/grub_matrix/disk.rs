@@ -1,5 +1,6 @@
 //! A disk of 37 MiB with the real partition table, the real grub.cfg and real GRUB, and dummies for kernels.
 
+use super::states::Crash;
 use crate::proc::sh;
 use anyhow::{Context, Result, bail};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -83,6 +84,8 @@ pub struct Recipe<'a> {
     pub a_has_kernel: bool,
     /// Whether GRUB offers its menu.
     pub menu: bool,
+    /// os-state and slots as a power cut left them, instead of what the fields above say of them.
+    pub crash: Option<&'a Crash>,
 }
 
 /// A disk image file.
@@ -139,6 +142,23 @@ impl SmallDisk {
         )?;
         put(&mut disk, BOOT, &image)?;
 
+        if let Some(crash) = recipe.crash {
+            put_bytes(&mut disk, STATE, &crash.state)?;
+            for (mib, slot) in [ROOT_A, ROOT_B].into_iter().zip(&crash.slots) {
+                if slot.len() as u64 > (ROOT_B - ROOT_A) * MIB {
+                    bail!(
+                        "a recorded slot of {} bytes is larger than the disk's",
+                        slot.len()
+                    );
+                }
+                put_bytes(&mut disk, mib, slot)?;
+            }
+            fs::remove_dir_all(&scratch)?;
+            return Ok(SmallDisk {
+                path: path.to_owned(),
+                has_env1: true,
+            });
+        }
         let mut files = Vec::new();
         for (name, content) in [("env1", recipe.env1), ("env2", recipe.env2)] {
             if let Some(c) = content {
@@ -288,7 +308,10 @@ fn slot(dir: &Utf8Path, name: &str, kernel: bool) -> Result<Utf8PathBuf> {
 
 /// Copies an image to its partition, holes stay holes.
 fn put(disk: &mut fs::File, mib: u64, image: &Utf8Path) -> Result<()> {
-    let content = fs::read(image)?;
+    put_bytes(disk, mib, &fs::read(image)?)
+}
+
+fn put_bytes(disk: &mut fs::File, mib: u64, content: &[u8]) -> Result<()> {
     for (i, chunk) in content.chunks(4096).enumerate() {
         if chunk.iter().any(|b| *b != 0) {
             disk.seek(SeekFrom::Start(mib * MIB + (i * 4096) as u64))?;

@@ -1,12 +1,13 @@
 //! The environments that the model and real GRUB are asked about.
 
 use os_proto::env_block::{Env, SIGNATURE, SIZE};
-use os_proto::layout::Slot;
+use os_proto::layout::{STATE_512, Slot};
+use std::sync::Arc;
 
 /// A disk's boot state.
 pub struct State {
-    /// What it is, also a file name.
-    pub name: &'static str,
+    /// What it is.
+    pub name: String,
     /// `env1`, `None` = no such file.
     pub env1: Option<Vec<u8>>,
     /// `env2`, `None` = no such file.
@@ -17,6 +18,45 @@ pub struct State {
     pub read_only: bool,
     /// Whether it is about how GRUB reads and writes blocks that no agent leaves.
     pub odd: bool,
+    /// os-state and both slots as a power cut left them, instead of new ones.
+    pub crash: Option<Crash>,
+}
+
+/// Partitions as a power cut left them.
+pub struct Crash {
+    /// os-state, from its first byte.
+    pub state: Vec<u8>,
+    /// Slots A and B, as long as their partitions or shorter.
+    pub slots: [Arc<Vec<u8>>; 2],
+}
+
+/// `count` disks that power cuts leave behind recorded updates.
+///
+/// # Errors
+/// When the recording cannot be made.
+pub fn crash_states(count: usize) -> anyhow::Result<Vec<State>> {
+    let samples = os_agent::crashtest::samples(count)?;
+    Ok(samples
+        .into_iter()
+        .map(|s| {
+            let env = |at: u64| {
+                let at = at as usize;
+                s.state.get(at..at + SIZE).map(<[u8]>::to_vec)
+            };
+            State {
+                env1: env(STATE_512.env1),
+                env2: env(STATE_512.env2),
+                name: s.name,
+                a_has_kernel: true,
+                read_only: false,
+                odd: false,
+                crash: Some(Crash {
+                    state: s.state,
+                    slots: s.slots,
+                }),
+            }
+        })
+        .collect())
 }
 
 fn filled(body: &[u8], fill: u8) -> Vec<u8> {
@@ -45,14 +85,15 @@ pub fn states() -> Vec<State> {
     let b = || Some(committed(Slot::B));
     let full = format!("x={}\ncur=A\ntry=B\n", "y".repeat(SIZE - 25 - 2 - 1 - 12 - 7));
     let mut all = Vec::new();
-    let mut add = |name, env1, env2| {
+    let mut add = |name: &str, env1, env2| {
         all.push(State {
-            name,
+            name: name.to_owned(),
             env1,
             env2,
             a_has_kernel: true,
             read_only: false,
             odd: false,
+            crash: None,
         });
     };
     add("committed A", a(), a());
@@ -117,20 +158,22 @@ pub fn states() -> Vec<State> {
     long.extend([b'#'; 513]);
     add("env1 of 1025 bytes", Some(long), b());
     all.push(State {
-        name: "both lost and A has no kernel",
+        name: "both lost and A has no kernel".to_owned(),
         env1: None,
         env2: None,
         a_has_kernel: false,
         read_only: false,
         odd: false,
+        crash: None,
     });
     all.push(State {
-        name: "the disk refuses the count",
+        name: "the disk refuses the count".to_owned(),
         env1: Some(armed(Slot::A, 3)),
         env2: a(),
         a_has_kernel: true,
         read_only: true,
         odd: false,
+        crash: None,
     });
     const ODD: [&str; 10] = [
         "left twice",
@@ -145,7 +188,7 @@ pub fn states() -> Vec<State> {
         "env1 of 1025 bytes",
     ];
     for state in &mut all {
-        state.odd = ODD.contains(&state.name);
+        state.odd = ODD.contains(&state.name.as_str());
     }
     all
 }
