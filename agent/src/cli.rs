@@ -1,6 +1,7 @@
 //! The command line: arguments in, one call, one answer out. Exit codes are those of `os_proto::codes`.
 
 mod args;
+mod configure;
 mod crashtest;
 mod doctor;
 mod progress;
@@ -90,9 +91,14 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
     let looks = matches!(
         command,
         Command::Status | Command::History { .. } | Command::VerifySlot { .. }
-    ) || matches!(&command, Command::Stage(a) if a.dry_run);
+    ) || matches!(&command, Command::Stage(a) if a.dry_run)
+        || matches!(&command, Command::Configure(a) if a.dry_run);
+    // A file with a mistake needs no agent to be told so.
+    let configs = match &command {
+        Command::Configure(a) => configure::read(a)?,
+        _ => Vec::new(),
+    };
     match &command {
-        Command::Configure(_) => return not_built("configure"),
         Command::Report => return doctor::report(place, handle).await,
         Command::ApiProxy(_) => return not_built("api-proxy"),
         Command::Steps(_) => return not_built("steps"),
@@ -171,6 +177,7 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
             .await
             .map(|()| print(json, &serde_json::json!({"forgotten": true}), "forgotten\n")),
         Command::VerifySlot { slot } => verify(&mut target, slot, json).await,
+        Command::Configure(a) => configure::run(&mut target, &a, configs, json).await,
         Command::History { limit } => target
             .history(limit)
             .await

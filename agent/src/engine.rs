@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::{AgentError, Result};
 use crate::gates;
 use crate::machine::{self, Effect, Event, Node, Outcome};
-use crate::ports::{Bootloader, Cancel, Clock, Host, Slots, Source, StateStore};
+use crate::ports::{Bootloader, Cancel, Clock, Host, Settings, Slots, Source, StateStore};
 use crate::slots::Layout;
 use crate::state::{OpResult, Phase};
 use crate::write::Installed;
@@ -22,6 +22,7 @@ mod calls;
 mod handle;
 mod load;
 mod log;
+mod settings;
 mod status;
 mod trial;
 mod work;
@@ -44,6 +45,8 @@ pub struct Ports {
     pub clock: Arc<dyn Clock>,
     /// Durable state.
     pub store: Arc<dyn StateStore>,
+    /// The node's settings.
+    pub settings: Arc<dyn Settings>,
 }
 
 /// How an engine runs.

@@ -23,6 +23,7 @@ pub mod notify;
 pub mod payload;
 pub mod ports;
 pub mod server;
+pub mod settings;
 pub mod slots;
 pub mod state;
 pub mod store;

@@ -6,6 +6,7 @@
 
 use crate::error::{AgentError, Result};
 use crate::ports::EnvCopies;
+use crate::settings::{EntryResult, Written};
 use crate::state::{Confirm, Kind, OnSilence, OpResult, Operation, Phase, State};
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
@@ -17,6 +18,7 @@ mod back;
 mod boot;
 mod fallback;
 mod ops;
+mod settings;
 mod stage;
 mod switch;
 mod trial;
@@ -68,6 +70,8 @@ pub enum Then {
     },
     /// The slot is armed.
     Arm(ArmAsk),
+    /// No slot is read back: settings are changed.
+    Nothing,
 }
 
 /// How a slot is to be armed.
@@ -142,6 +146,10 @@ pub enum Event {
     Rollback(RollbackAsk),
     /// Somebody asks to stop or disarm.
     Cancel(CancelAsk),
+    /// Somebody asks to change settings.
+    Configure(ConfigureAsk),
+    /// Settings were changed, or why nothing was.
+    Configured(Result<Applied>),
     /// Somebody lifts the denial of a digest.
     Forget(Sha256Digest),
     /// A trial got further: what, and when after boot.
@@ -233,6 +241,24 @@ pub struct CancelAsk {
     pub expect_boot_id: String,
     /// Only this operation; empty = whatever runs.
     pub target_op_id: String,
+}
+
+/// Asks for a Configure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigureAsk {
+    /// Id, never empty.
+    pub op_id: String,
+    /// Who asks.
+    pub asked_by: String,
+}
+
+/// What a Configure did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Applied {
+    /// One per entry.
+    pub entries: Vec<EntryResult>,
+    /// Everything that is written and not yet in effect.
+    pub waiting: Vec<Written>,
 }
 
 /// What the inactive slot holds after an install.
@@ -445,6 +471,8 @@ pub fn step(node: &Node, now: i64, event: Event) -> Result<Step> {
         Event::Commit(ask) => switch::commit(node, now, &ask),
         Event::Rollback(ask) => back::rollback(node, now, &ask),
         Event::Cancel(ask) => back::cancel(node, now, &ask),
+        Event::Configure(ask) => settings::ask(node, now, &ask),
+        Event::Configured(done) => Ok(settings::done(node, now, done)),
         Event::Forget(d) => back::forget(node, &d),
         Event::Sign(what, secs) => Ok(trial::sign(node, &what, secs)),
         Event::Healthy => Ok(trial::healthy(node, now)),

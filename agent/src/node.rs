@@ -7,6 +7,7 @@ use crate::error::{AgentError, Result};
 use crate::fetch::{Policy, Sources};
 use crate::health::SystemHost;
 use crate::ports::{Bootloader, EnvCopies, HookOutcome, Host, OsRelease, SlotDevice, Slots, StateStore};
+use crate::settings::system::System;
 use crate::slots::{Layout, OpenSlot};
 use crate::store::DirStore;
 use crate::sys::clock::SystemClock;
@@ -101,10 +102,16 @@ pub const fn own_arch() -> Option<Arch> {
 pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options) {
     let clock = Arc::new(SystemClock);
     let layout = discover::online();
+    let store = node_store(layout.is_ok());
+    let boot_part = layout
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|l| l.region(Role::Boot));
     let ports = Ports {
         source: Arc::new(Sources::new(handle, clock.clone(), policy(&config.fetch))),
         boot: bootloader(&layout),
-        store: Arc::new(node_store(layout.is_ok())),
+        settings: Arc::new(System::online(store.dir(), boot_part)),
+        store: Arc::new(store),
         slots: Arc::new(Online),
         host: Arc::new(SystemHost::default()),
         clock,
@@ -177,6 +184,7 @@ pub fn offline(
     } else {
         DirStore::open(&dir)
     };
+    let settings = System::offline(&dir, &disk.disk, layout.region(Role::Boot));
     let boot = bootloader(&Ok(layout));
     let ports = Ports {
         source: Arc::new(Sources::new(handle, clock.clone(), policy(&config.fetch))),
@@ -185,6 +193,7 @@ pub fn offline(
             store: store.clone(),
         }),
         boot,
+        settings: Arc::new(settings),
         store: Arc::new(store),
         slots: Arc::new(Offline(disk.clone())),
         clock,

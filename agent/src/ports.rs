@@ -4,6 +4,8 @@
 //! All of them are blocking: the engine calls them from its own worker thread, never from the async runtime.
 
 use crate::error::Result;
+use crate::settings::effect::Seen;
+use crate::settings::{Facts, Item, Plan, Written};
 use crate::slots::{Layout, OpenSlot};
 use bytes::Bytes;
 use camino::Utf8PathBuf;
@@ -265,6 +267,21 @@ pub trait Slots: Send + Sync {
     /// # Errors
     /// `Internal` with the device.
     fn open_read(&self, layout: &Layout, slot: Slot) -> Result<Box<dyn SlotDevice>>;
+}
+
+/// The node's settings: what configuration entries are about.
+pub trait Settings: Send + Sync {
+    /// Reads everything that the entries are about.
+    fn gather(&self, items: &[Item]) -> Facts;
+    /// Writes a plan: all of it, or nothing. The content before each change is kept; `waiting` names what is kept already.
+    ///
+    /// # Errors
+    /// `SettingRejected` when the kernel or a program does not accept a value, `StateWriteFailed`.
+    fn apply(&self, plan: &Plan, waiting: &[Written]) -> Result<Vec<Written>>;
+    /// What decides whether these are in effect.
+    fn seen(&self, records: &[Written], boot_id: &str, running: Option<Slot>) -> Seen;
+    /// The content before a change that is in effect now is no longer needed.
+    fn forget(&self, record: &Written);
 }
 
 /// Where the durable state lives.

@@ -330,8 +330,11 @@ impl agent_server::Agent for Service {
     }
 
     async fn configure(&self, r: Request<v1::ConfigureRequest>) -> Answer<v1::ConfigureReply> {
-        self.who(&r)?;
-        not_built("Configure")
+        let who = self.who(&r)?;
+        let request = r.into_inner();
+        let begun = self.call(move |e| e.configure(&request, &who)).await?;
+        let (_, r) = begun.finished().await.map_err(Status::from)?;
+        Ok(Response::new(crate::settings::request::reply(&r.settings)))
     }
 
     async fn forget(&self, r: Request<v1::ForgetRequest>) -> Answer<v1::ForgetReply> {

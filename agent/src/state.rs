@@ -4,6 +4,7 @@
 //! does not know survive a rewrite at every level. A file whose `min_reader` is newer is read as far as it is
 //! understandable and never written.
 
+use crate::settings::Written;
 use os_proto::digest::Sha256Digest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -51,6 +52,9 @@ pub struct State {
     /// The last failure.
     #[serde(default)]
     pub last_failure: Option<Failure>,
+    /// Settings that are written and not yet in effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<Written>,
     /// Operations, oldest first.
     #[serde(default)]
     pub operations: Vec<Operation>,
@@ -72,6 +76,7 @@ impl Default for State {
             failed_digests: Vec::new(),
             failed_stages: Vec::new(),
             last_failure: None,
+            settings: Vec::new(),
             operations: Vec::new(),
             unknown: Unknown::new(),
         }
@@ -211,6 +216,7 @@ fn salvage(value: &Value) -> State {
         failed_digests: list(value, "failed_digests"),
         failed_stages: list(value, "failed_stages"),
         last_failure: part(value, "last_failure"),
+        settings: list(value, "settings"),
         operations: list(value, "operations"),
         unknown: Unknown::new(),
     }

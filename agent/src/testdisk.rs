@@ -60,6 +60,8 @@ impl TestDisk {
         let state = rows.iter().find(|(r, _, _)| *r == Role::OsState).unwrap();
         let g = state_geometry(self.sector).unwrap();
         file.write_all_at(&os_state(g, &self.env), state.1).unwrap();
+        let boot = rows.iter().find(|(r, _, _)| *r == Role::Boot).unwrap();
+        file.write_all_at(&boot_fat(self.sector, boot.2), boot.1).unwrap();
     }
 }
 
@@ -117,6 +119,81 @@ fn write_gpt(file: &File, sector: u32, size: u64, rows: &[(Role, u64, u64)]) {
     let backup = last - array_sectors;
     file.write_all_at(&array, backup * s).unwrap();
     file.write_all_at(&header(last, 1, backup), last * s).unwrap();
+}
+
+/// BOOT as imgbuild makes it, without a boot loader: a FAT with the directory `grub`.
+pub fn boot_fat(sector: u32, size: u64) -> Vec<u8> {
+    let mut fat = std::io::Cursor::new(vec![0u8; size as usize]);
+    let options = fatfs::FormatVolumeOptions::new()
+        .bytes_per_sector(sector as u16)
+        .volume_label(*b"BOOT       ");
+    fatfs::format_volume(&mut fat, options).unwrap();
+    {
+        let fs = fatfs::FileSystem::new(&mut fat, fatfs::FsOptions::new()).unwrap();
+        fs.root_dir().create_dir("grub").unwrap();
+        fs.unmount().unwrap();
+    }
+    fat.into_inner()
+}
+
+/// A disk in a directory of its own, for the tests of this crate.
+#[cfg(test)]
+pub(crate) struct Scratch {
+    dir: tempfile::TempDir,
+    /// The image file.
+    pub(crate) path: camino::Utf8PathBuf,
+}
+
+#[cfg(test)]
+impl TestDisk {
+    /// Makes the disk in a directory of its own.
+    pub(crate) fn scratch(&self) -> Scratch {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("system.img");
+        self.create(&path);
+        Scratch { dir, path }
+    }
+}
+
+#[cfg(test)]
+impl Scratch {
+    /// A small disk with sectors of this size.
+    pub(crate) fn of(sector: u32) -> Scratch {
+        TestDisk {
+            sector,
+            ..TestDisk::default()
+        }
+        .scratch()
+    }
+
+    /// The directory that goes with it.
+    pub(crate) fn dir(&self) -> &Utf8Path {
+        Utf8Path::from_path(self.dir.path()).unwrap()
+    }
+
+    /// Its layout while slot A counts as running.
+    pub(crate) fn layout(&self) -> crate::slots::Layout {
+        crate::sys::discover::offline(&self.path, Slot::A).unwrap()
+    }
+
+    /// Where a role lies.
+    pub(crate) fn region(&self, role: Role) -> crate::slots::Region {
+        self.layout().region(role).unwrap()
+    }
+
+    /// The image, to read and to spoil.
+    pub(crate) fn open(&self) -> File {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&self.path)
+            .unwrap()
+    }
+
+    /// All its bytes.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.path).unwrap()
+    }
 }
 
 /// The first bytes of os-state: FAT12 with `ENV1` and `ENV2`.

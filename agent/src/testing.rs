@@ -23,8 +23,10 @@ use uuid::Uuid;
 
 mod node;
 mod parts;
+mod settings;
 pub use node::{Fate, Node};
 pub use parts::{HandClock, MemHost, MemSource, Running};
+pub use settings::MemSettings;
 
 /// Size of a slot of [`MemDisk`].
 pub const SLOT_BYTES: u64 = 2 * MIB;
@@ -93,6 +95,8 @@ pub struct Medium {
     pub env_broken: Option<String>,
     /// The inactive slot is held by this.
     pub slot_holder: Option<String>,
+    /// The node's settings.
+    pub settings: MemSettings,
 }
 
 /// A disk in memory. Cloning shares it.
@@ -124,6 +128,7 @@ impl MemDisk {
                 state_broken: None,
                 env_broken: None,
                 slot_holder: None,
+                settings: MemSettings::new(),
             })),
             running: Arc::new(Mutex::new(Slot::A)),
         }
@@ -341,6 +346,7 @@ pub fn ports(disk: &MemDisk, source: &MemSource, host: &MemHost, clock: &HandClo
         host: Arc::new(host.clone()),
         clock: Arc::new(clock.clone()),
         store: Arc::new(disk.clone()),
+        settings: Arc::new(disk.clone()),
     }
 }
 

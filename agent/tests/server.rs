@@ -102,9 +102,16 @@ async fn calls_reach_the_engine_and_errors_keep_their_codes() {
         .unwrap_err()
         .into();
     assert_eq!(e.code, Code::NotStaged);
-    let st = c.configure(v1::ConfigureRequest::default()).await.unwrap_err();
-    assert_eq!(st.code(), tonic::Code::Unimplemented);
-    assert_eq!(AgentError::from(st).code, Code::Unimplemented);
+    let bad = v1::ConfigureRequest {
+        configs: vec![v1::Config {
+            model: "no.such.model".into(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let st = c.configure(bad).await.unwrap_err();
+    assert_eq!(st.code(), tonic::Code::FailedPrecondition);
+    assert_eq!(AgentError::from(st).code, Code::SettingRejected);
     let h = c
         .history(v1::HistoryRequest { limit: 1 })
         .await

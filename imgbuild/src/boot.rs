@@ -5,25 +5,20 @@
 //! them as data, never as code.
 
 use os_proto::env_block;
-use os_proto::layout::{Arch, Slot};
+use os_proto::kernel_args::{checked, limited};
+use os_proto::layout::Arch;
+
+pub use os_proto::kernel_args::BadArgs;
 
 /// The text of `/grub/grub.cfg` on BOOT.
 pub const GRUB_CFG: &str = include_str!("boot/grub.cfg");
 
 /// Where files lie on BOOT, relative to its root.
 pub mod esp {
-    use super::Slot;
     /// The static boot logic.
     pub const GRUB_CFG: &str = "grub/grub.cfg";
     /// Optional, key `menu` = `on` or `off`.
     pub const MENU: &str = "grub/menu.env";
-    /// Optional arguments of the node for one slot, key `user_args`.
-    pub const fn user_args(slot: Slot) -> &'static str {
-        match slot {
-            Slot::A => "grub/user-A.env",
-            Slot::B => "grub/user-B.env",
-        }
-    }
 }
 
 /// A kind of firmware that GRUB is built for.
@@ -137,81 +132,6 @@ pub fn default_args(arch: Arch) -> Vec<&'static str> {
 
 /// Most bytes of image arguments: the kernel's limit is 2048 with grub.cfg's own and the node's.
 pub const MAX_ARGS: usize = 1400;
-/// Most bytes of a node's own arguments.
-pub const MAX_USER_ARGS: usize = 500;
-
-/// Why a kernel argument is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadArgs {
-    /// The root is decided by grub.cfg.
-    #[error(
-        "kernel argument {0:?}: the root is chosen at boot by partition (root=PARTUUID=...), because both slots may carry the same label and UUID; leave root= out"
-    )]
-    Root(String),
-    /// A key or word that grub.cfg sets.
-    #[error("kernel argument {0:?}: only the boot loader sets this; leave it out")]
-    Reserved(String),
-    /// A character that does not arrive at the kernel.
-    #[error(
-        "kernel argument {arg:?}: character {found:?} does not reach the kernel unchanged; expected printable ASCII without quotes and backslashes"
-    )]
-    Character {
-        /// The argument.
-        arg: String,
-        /// The first such character.
-        found: char,
-    },
-    /// Too long.
-    #[error("kernel arguments: {found} bytes, at most {most} fit beside those of the boot loader")]
-    TooLong {
-        /// Length of all together.
-        found: usize,
-        /// Limit.
-        most: usize,
-    },
-}
-
-fn check(arg: &str) -> Result<(), BadArgs> {
-    if let Some(found) = arg
-        .chars()
-        .find(|c| !c.is_ascii_graphic() || matches!(c, '"' | '\'' | '\\'))
-    {
-        return Err(BadArgs::Character {
-            arg: arg.to_owned(),
-            found,
-        });
-    }
-    let key = arg.split('=').next().unwrap_or(arg);
-    match key {
-        "root" => Err(BadArgs::Root(arg.to_owned())),
-        "ro" | "rw" | "os.slot" | "os.boot" | "os.trial" => Err(BadArgs::Reserved(arg.to_owned())),
-        _ => Ok(()),
-    }
-}
-
-/// Splits at blanks and checks every argument. A line break is refused: in a recipe it is a slip, in an environment block
-/// it would begin another variable.
-fn checked<S: AsRef<str>>(args: &[S]) -> Result<Vec<String>, BadArgs> {
-    let mut out = Vec::new();
-    for entry in args {
-        for arg in entry.as_ref().split(' ').filter(|a| !a.is_empty()) {
-            check(arg)?;
-            out.push(arg.to_owned());
-        }
-    }
-    Ok(out)
-}
-
-fn limited(args: String, most: usize) -> Result<String, BadArgs> {
-    if args.len() > most {
-        return Err(BadArgs::TooLong {
-            found: args.len(),
-            most,
-        });
-    }
-    Ok(args)
-}
-
 /// The image's arguments: the defaults, then the recipe's `[boot] args` (each entry one argument or several with blanks
 /// between). The kernel and systemd use the last of a repeated key, so a recipe can override a default.
 ///
@@ -232,15 +152,6 @@ pub fn image_args<S: AsRef<str>>(arch: Arch, recipe: &[S]) -> Result<String, Bad
 /// As [`image_args`].
 pub fn args_env<S: AsRef<str>>(arch: Arch, recipe: &[S]) -> Result<Vec<u8>, BadArgs> {
     Ok(env_block::single("args", &image_args(arch, recipe)?))
-}
-
-/// Content of `/grub/user-A.env` or `/grub/user-B.env` on BOOT.
-///
-/// # Errors
-/// [`BadArgs`] for the first argument that cannot work.
-pub fn user_env<S: AsRef<str>>(args: &[S]) -> Result<Vec<u8>, BadArgs> {
-    let args = limited(checked(args)?.join(" "), MAX_USER_ARGS)?;
-    Ok(env_block::single("user_args", &args))
 }
 
 /// Content of `/grub/menu.env` on BOOT, the recipe's `[boot] menu`. Without the menu nothing waits and no key is read.

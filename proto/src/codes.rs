@@ -125,6 +125,8 @@ codes! {
     BootIdChanged => Refused, FailedPrecondition;
     /// The order's time had passed.
     OrderExpired => Refused, FailedPrecondition;
+    /// An entry of a configuration cannot be applied; nothing was changed.
+    SettingRejected => Refused, FailedPrecondition;
     /// Nothing to roll back, cancel or forget.
     NothingToDo => Refused, FailedPrecondition;
     /// The caller may not do this.

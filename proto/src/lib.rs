@@ -6,6 +6,7 @@ pub mod boot_choice;
 pub mod codes;
 pub mod digest;
 pub mod env_block;
+pub mod kernel_args;
 pub mod layout;
 pub mod record;
 pub mod version;

@@ -2,6 +2,7 @@
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
+use os_agent::settings::document::Part;
 use os_proto::layout::Slot;
 
 /// Updates the operating system of this node: fetches an image, writes it to the inactive slot, tries it, keeps it or
@@ -87,8 +88,13 @@ os-agent stage --image slot:B                       (what slot B holds already)"
     },
     /// Grow PERSIST to the end of the disk (started by its own unit)
     GrowPersist,
-    #[command(hide = true, disable_help_flag = true)]
-    Configure(Rest),
+    /// Apply settings: KubeOS's `configs` array or an OS resource, YAML or JSON
+    #[command(after_help = "Examples:\n  \
+os-agent configure configs.yaml --dry-run\n  \
+os-agent configure os.yaml --part sysconfigs\n  \
+os-agent configure args.yaml --disk system.img --running A   (kernel arguments only)\n\n\
+All entries are applied or none. Files keep their comments and their order.")]
+    Configure(ConfigureArgs),
     /// Check disk, environment, boot counter, state, clock, watchdog and network: would an update work here?
     #[command(
         after_help = "Exit code 1 when something is bad. Looks by itself, as root, also when the agent does not answer.\n\nExamples:\n  \
@@ -111,6 +117,21 @@ os-agent crashtest --quick --sabotage no-flush     (must find violations and exi
     ApiProxy(Rest),
     #[command(hide = true, disable_help_flag = true)]
     Steps(Rest),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigureArgs {
+    /// The file; - = standard input
+    pub(crate) file: Utf8PathBuf,
+    /// Say what would change and what would be rejected; change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Of an OS resource only this part [default: both, upgradeconfigs first; with opstype config only sysconfigs]
+    #[arg(long, value_name = "sysconfigs|upgradeconfigs")]
+    pub(crate) part: Option<Part>,
+    /// Operation id; the same one joins or returns the stored result
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    pub(crate) op_id: String,
 }
 
 /// Arguments of a command that does not exist yet.

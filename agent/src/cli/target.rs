@@ -205,6 +205,18 @@ impl Target {
         }
     }
 
+    pub(crate) async fn configure(&mut self, r: v1::ConfigureRequest) -> Result<v1::ConfigureReply> {
+        match self {
+            Target::Remote(c) => Ok(c.configure(r).await?.into_inner()),
+            Target::Local(e, _) => {
+                let engine = e.clone();
+                let begun = blocking(move || engine.configure(&r, OFFLINE)).await?;
+                let (_, r) = begun.finished().await?;
+                Ok(os_agent::settings::request::reply(&r.settings))
+            }
+        }
+    }
+
     pub(crate) async fn history(&mut self, limit: u32) -> Result<v1::HistoryReply> {
         match self {
             Target::Remote(c) => Ok(c.history(v1::HistoryRequest { limit }).await?.into_inner()),

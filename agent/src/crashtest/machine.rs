@@ -206,6 +206,12 @@ impl<'a> Machine<'a> {
             host: Arc::clone(host) as Arc<dyn crate::ports::Host>,
             clock: Arc::new(JumpClock::default()),
             store: Arc::new(Store(Arc::clone(&self.medium))),
+            // No setting is changed here.
+            settings: Arc::new(crate::settings::system::System::offline(
+                "/recorded".into(),
+                "/recorded".into(),
+                Err(fault("settings")),
+            )),
         };
         let options = Options {
             config: Config::default(),

@@ -106,6 +106,18 @@ impl Engine {
         )
     }
 
+    /// A handle on a new operation.
+    pub(super) fn handle(self: &Arc<Self>, op_id: &str, kind: Kind) -> Arc<OpHandle> {
+        let engine = Arc::downgrade(self);
+        let on_change = Box::new(move || {
+            if let Some(e) = engine.upgrade() {
+                e.pulse();
+                e.touch();
+            }
+        });
+        OpHandle::new(op_id, kind, self.ports.clock.clone(), on_change)
+    }
+
     /// Starts an operation that may need the worker.
     fn begin_op(
         self: &Arc<Self>,
@@ -117,15 +129,8 @@ impl Engine {
     ) -> Result<Begun> {
         let idle = inner.current.is_none();
         if idle {
-            let engine = Arc::downgrade(self);
-            let on_change = Box::new(move || {
-                if let Some(e) = engine.upgrade() {
-                    e.pulse();
-                    e.touch();
-                }
-            });
             inner.task = Some(task);
-            inner.current = Some(OpHandle::new(op_id, kind, self.ports.clock.clone(), on_change));
+            inner.current = Some(self.handle(op_id, kind));
         }
         let outcome = self.apply(inner, event);
         match (outcome, &inner.current) {

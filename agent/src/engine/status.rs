@@ -100,7 +100,8 @@ impl Engine {
             reboot_reason,
             persist_available: persist_missing.is_none(),
             read_only_state: node.read_only,
-            pending_settings: Vec::new(),
+            pending_settings: self
+                .pending_settings(&state.settings, node.boot.running.as_ref().ok().copied()),
         }
     }
 

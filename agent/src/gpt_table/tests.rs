@@ -1,22 +1,15 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::indexing_slicing)]
 use super::*;
 use crate::sys::discover::read_table;
-use crate::testdisk::TestDisk;
-use camino::Utf8Path;
+use crate::testdisk::Scratch;
 use proptest::prelude::*;
 use std::fs::File;
 
-fn disk(sector: u32) -> (tempfile::TempDir, File, u64) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = Utf8Path::from_path(dir.path()).unwrap().join("disk");
-    TestDisk {
-        sector,
-        ..TestDisk::default()
-    }
-    .create(&path);
-    let file = File::open(&path).unwrap();
+fn disk(sector: u32) -> (Scratch, File, u64) {
+    let d = Scratch::of(sector);
+    let file = d.open();
     let size = file.metadata().unwrap().len();
-    (dir, file, size)
+    (d, file, size)
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn digest_of(node: &Node) -> Result<(Running, Sha256Digest)> {
     match &node.running_op {
         Some(r) => match &r.then {
             Then::Stage { digest } => Ok((r.clone(), *digest)),
-            Then::Arm(_) => Err(out_of_order()),
+            Then::Arm(_) | Then::Nothing => Err(out_of_order()),
         },
         None => Err(out_of_order()),
     }
@@ -279,6 +279,7 @@ pub(super) fn read_back(node: &Node, now: i64) -> Result<Step> {
     next.verified = Some((target, record.image_sha256));
     match run.then.clone() {
         Then::Arm(ask) => super::switch::arm(next, now, &run.op_id, &ask),
+        Then::Nothing => Err(out_of_order()),
         Then::Stage { digest } => {
             record.content = Content::Verified;
             record.verified_unix = now;

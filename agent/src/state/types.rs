@@ -1,5 +1,6 @@
 //! What the durable state is made of. Every record keeps the keys that this version does not know.
 
+use crate::settings::EntryResult;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
 use os_proto::layout::Slot;
@@ -119,6 +120,8 @@ pub enum Kind {
     Rollback,
     /// Stop or disarm.
     Cancel,
+    /// Change settings.
+    Configure,
 }
 
 impl Kind {
@@ -130,6 +133,7 @@ impl Kind {
             Kind::Commit => "commit",
             Kind::Rollback => "rollback",
             Kind::Cancel => "cancel",
+            Kind::Configure => "configure",
         }
     }
 }
@@ -199,6 +203,9 @@ pub struct OpResult {
     /// Nothing had to be done.
     #[serde(default)]
     pub already: bool,
+    /// Settings, one per entry; kept for the newest operations only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<EntryResult>,
     /// Keys that this version does not know.
     #[serde(flatten)]
     pub unknown: Unknown,

@@ -13,6 +13,16 @@ use std::os::unix::fs::OpenOptionsExt;
 /// # Errors
 /// `StateWriteFailed`; the old content then still stands.
 pub fn replace(path: &Utf8Path, content: &[u8], mode: u32) -> Result<()> {
+    replace_with(path, content, mode, &|_| Ok(()))
+}
+
+/// `dress` completes the temporary file before it takes the old one's place.
+fn replace_with(
+    path: &Utf8Path,
+    content: &[u8],
+    mode: u32,
+    dress: &dyn Fn(&File) -> std::io::Result<()>,
+) -> Result<()> {
     let fail =
         |e: std::io::Error| AgentError::new(Code::StateWriteFailed, format!("cannot write {path}: {e}"));
     let dir = path
@@ -31,6 +41,7 @@ pub fn replace(path: &Utf8Path, content: &[u8], mode: u32) -> Result<()> {
             .mode(mode)
             .open(&tmp)?;
         f.write_all(content)?;
+        dress(&f)?;
         f.sync_all()?;
         std::fs::rename(&tmp, path)?;
         sync_dir(dir)
@@ -39,6 +50,48 @@ pub fn replace(path: &Utf8Path, content: &[u8], mode: u32) -> Result<()> {
         let _ = std::fs::remove_file(&tmp);
     }
     written.map_err(fail)
+}
+
+/// As [`replace`], with owner, permission bits and extended attributes (SELinux labels) of the file that stands there; `mode`
+/// is for a file that does not exist yet.
+///
+/// # Errors
+/// `StateWriteFailed`; the old content then still stands.
+pub fn replace_like(path: &Utf8Path, content: &[u8], mode: u32) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(meta) = std::fs::metadata(path) else {
+        return replace(path, content, mode);
+    };
+    let old = File::open(path).ok();
+    replace_with(path, content, meta.mode() & 0o7777, &|new| {
+        std::os::unix::fs::fchown(new, Some(meta.uid()), Some(meta.gid()))?;
+        // Ownership clears the set-id bits.
+        new.set_permissions(meta.permissions())?;
+        if let Some(old) = &old {
+            copy_xattrs(old, new);
+        }
+        Ok(())
+    })
+}
+
+/// Copies extended attributes as far as both files take them.
+fn copy_xattrs(from: &File, to: &File) {
+    let mut names = vec![0u8; 4096];
+    let Ok(n) = rustix::fs::flistxattr(from, &mut names) else {
+        return;
+    };
+    for name in names
+        .get(..n)
+        .unwrap_or_default()
+        .split(|b| *b == 0)
+        .filter(|n| !n.is_empty())
+    {
+        let mut value = vec![0u8; 4096];
+        if let Ok(n) = rustix::fs::fgetxattr(from, name, &mut value) {
+            let value = value.get(..n).unwrap_or_default();
+            let _ = rustix::fs::fsetxattr(to, name, value, rustix::fs::XattrFlags::empty());
+        }
+    }
 }
 
 /// Removes `path`, durably; its absence is fine.

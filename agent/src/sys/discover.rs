@@ -31,12 +31,21 @@ pub fn offline(path: &Utf8Path, running: Slot) -> Result<Layout> {
 /// # Errors
 /// `Internal` when /proc or /sys cannot be read.
 pub fn gather() -> Result<Facts> {
+    gather_at(Utf8Path::new("/"))
+}
+
+/// Reads the facts of the system whose proc, sys and dev lie below `root`.
+///
+/// # Errors
+/// As [`gather`].
+pub fn gather_at(root: &Utf8Path) -> Result<Facts> {
     let mut facts = Facts {
-        cmdline: read(Utf8Path::new("/proc/cmdline"))?,
-        mountinfo: read(Utf8Path::new("/proc/self/mountinfo"))?,
+        cmdline: read(&root.join("proc/cmdline"))?,
+        mountinfo: read(&root.join("proc/self/mountinfo"))?,
         ..Facts::default()
     };
-    for (name, dir) in children(Utf8Path::new("/sys/block"))? {
+    let dev_dir = root.join("dev");
+    for (name, dir) in children(&root.join("sys/block"))? {
         // Compressed memory and floppies are never below a root; asking a floppy drive takes seconds.
         if name.starts_with("zram") || name.starts_with("ram") || name.starts_with("fd") {
             continue;
@@ -53,7 +62,7 @@ pub fn gather() -> Result<Facts> {
         }
         let size = number(&dir.join("size")).unwrap_or(0) * 512;
         if size > 0 {
-            facts.disks.push(sys_disk(&dir, dev, size));
+            facts.disks.push(sys_disk(&dir, &dev_dir, dev, size));
         }
     }
     Ok(facts)
@@ -73,7 +82,7 @@ pub fn disk_at(path: &Utf8Path) -> Result<DiskFact> {
             return Err(bad("is a partition; name the disk".into()));
         }
         let size = number(&dir.join("size")).unwrap_or(0) * 512;
-        let mut disk = sys_disk(&dir, dev, size);
+        let mut disk = sys_disk(&dir, Utf8Path::new("/dev"), dev, size);
         disk.node = path.to_owned();
         return Ok(disk);
     }
@@ -98,8 +107,8 @@ pub fn disk_at(path: &Utf8Path) -> Result<DiskFact> {
     })
 }
 
-fn sys_disk(dir: &Utf8Path, dev: DevNo, size: u64) -> DiskFact {
-    let node = node_of(dir);
+fn sys_disk(dir: &Utf8Path, dev_dir: &Utf8Path, dev: DevNo, size: u64) -> DiskFact {
+    let node = node_of(dir, dev_dir);
     let sector = number(&dir.join("queue/logical_block_size"))
         .and_then(|n| u32::try_from(n).ok())
         .unwrap_or(512);
@@ -110,7 +119,7 @@ fn sys_disk(dir: &Utf8Path, dev: DevNo, size: u64) -> DiskFact {
             Some(PartNode {
                 number: u32::try_from(number(&d.join("partition"))?).ok()?,
                 dev: dev_of(&d)?,
-                node: node_of(&d),
+                node: node_of(&d, dev_dir),
             })
         })
         .collect();
@@ -209,14 +218,14 @@ fn dev_of(dir: &Utf8Path) -> Option<DevNo> {
 }
 
 /// The device node, from the kernel's own name for it.
-fn node_of(dir: &Utf8Path) -> Utf8PathBuf {
+fn node_of(dir: &Utf8Path, dev_dir: &Utf8Path) -> Utf8PathBuf {
     let uevent = std::fs::read_to_string(dir.join("uevent")).unwrap_or_default();
     let name = uevent
         .lines()
         .find_map(|l| l.strip_prefix("DEVNAME="))
         .or(dir.file_name())
         .unwrap_or_default();
-    Utf8Path::new("/dev").join(name)
+    dev_dir.join(name)
 }
 
 #[cfg(test)]

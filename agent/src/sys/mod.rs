@@ -9,3 +9,4 @@ pub mod discover;
 pub mod holders;
 pub mod lock;
 pub mod mount;
+pub mod units;

@@ -1,4 +1,5 @@
 use super::*;
+use os_proto::kernel_args::user_env;
 
 fn args(recipe: &[&str]) -> Result<String, BadArgs> {
     image_args(Arch::X86_64, recipe)

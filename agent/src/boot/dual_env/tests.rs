@@ -1,39 +1,25 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::indexing_slicing)]
 use super::*;
-use crate::sys::discover::offline;
-use crate::testdisk::TestDisk;
-use camino::{Utf8Path, Utf8PathBuf};
+use crate::testdisk::Scratch;
 use os_proto::layout::{Role, Slot};
-use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
-
-fn disk(sector: u32) -> (tempfile::TempDir, Utf8PathBuf, Region) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = Utf8Path::from_path(dir.path()).unwrap().join("system.img");
-    TestDisk {
-        sector,
-        ..TestDisk::default()
-    }
-    .create(&path);
-    let region = offline(&path, Slot::A).unwrap().region(Role::OsState).unwrap();
-    (dir, path, region)
-}
 
 #[test]
 fn a_write_changes_two_clusters_and_nothing_else() {
     for sector in [512, 4096] {
-        let (_dir, path, region) = disk(sector);
+        let d = Scratch::of(sector);
+        let region = d.region(Role::OsState);
         let boot = DualEnv::new(region.clone());
         let first = boot.read().unwrap();
         assert_eq!(first.env1, Ok(Env::committed(Slot::A, 1)));
         assert_eq!(first.env2, first.env1);
-        let before = std::fs::read(&path).unwrap();
+        let before = d.bytes();
         let armed = Env::committed(Slot::A, 1).armed(Slot::B);
         boot.write(&armed).unwrap();
         let now = boot.read().unwrap();
         assert_eq!((now.env1, now.env2), (Ok(armed), Ok(armed)));
-        let after = std::fs::read(&path).unwrap();
+        let after = d.bytes();
         let g = state_geometry(sector).unwrap();
         let changed: Vec<u64> = (0..before.len())
             .filter(|i| before[*i] != after[*i])
@@ -50,8 +36,9 @@ fn a_write_changes_two_clusters_and_nothing_else() {
 
 #[test]
 fn each_copy_is_judged_by_itself() {
-    let (_dir, path, region) = disk(512);
-    let f = OpenOptions::new().write(true).open(&path).unwrap();
+    let d = Scratch::of(512);
+    let region = d.region(Role::OsState);
+    let f = d.open();
     let boot = DualEnv::new(region.clone());
     boot.write(&Env::committed(Slot::A, 4).armed(Slot::B)).unwrap();
     for garbage in [
@@ -68,7 +55,7 @@ fn each_copy_is_judged_by_itself() {
     }
     // Other layouts are refused before anything is written.
     f.write_all_at(&[0; 2], region.offset + 510).unwrap();
-    let before = std::fs::read(&path).unwrap();
+    let before = d.bytes();
     for e in [
         boot.read().unwrap_err(),
         boot.write(&Env::committed(Slot::B, 9)).unwrap_err(),
@@ -76,7 +63,7 @@ fn each_copy_is_judged_by_itself() {
         assert_eq!(e.code, Code::StateBroken);
         assert!(e.message.contains("doctor"), "{e}");
     }
-    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_eq!(d.bytes(), before);
 }
 
 /// A device that records writes and flushes, and fails or lies on demand.
@@ -148,7 +135,8 @@ fn wrapped(region: Region, fault: Fault) -> (DualEnv, Arc<Mutex<Vec<String>>>) {
 
 #[test]
 fn env2_is_durable_before_env1_is_touched() {
-    let (_dir, _path, region) = disk(512);
+    let d = Scratch::of(512);
+    let region = d.region(Role::OsState);
     let (boot, log) = wrapped(region, Fault::None);
     boot.write(&Env::committed(Slot::B, 2)).unwrap();
     assert_eq!(
@@ -166,7 +154,8 @@ fn every_failure_is_a_failed_write_and_leaves_a_valid_copy() {
         Fault::WriteLost(12288),
         Fault::FlushFails,
     ] {
-        let (_dir, _path, region) = disk(512);
+        let d = Scratch::of(512);
+        let region = d.region(Role::OsState);
         let (boot, _log) = wrapped(region.clone(), fault);
         let e = boot.write(&Env::committed(Slot::B, 2)).unwrap_err();
         assert_eq!(e.code, Code::EnvWriteFailed, "{e}");
@@ -177,7 +166,8 @@ fn every_failure_is_a_failed_write_and_leaves_a_valid_copy() {
 
 #[test]
 fn eight_writers_take_turns() {
-    let (_dir, _path, region) = disk(512);
+    let d = Scratch::of(512);
+    let region = d.region(Role::OsState);
     std::thread::scope(|s| {
         for n in 0..8u32 {
             let region = region.clone();
