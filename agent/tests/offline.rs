@@ -35,10 +35,18 @@ impl Ran {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::on(512)
+    }
+
+    fn on(sector: u32) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap();
         let disk = path.join("disk.img");
-        TestDisk::default().create(&disk);
+        TestDisk {
+            sector,
+            ..TestDisk::default()
+        }
+        .create(&disk);
         Bench {
             _dir: dir,
             dir: path,
@@ -164,6 +172,35 @@ fn stage_status_activate_try_commit() {
         .collect();
     assert_eq!(kinds, ["commit", "activate", "stage", "stage"]);
     assert_eq!(b.run_as("B", &["verify-slot", "B"]).json()["ok"], true);
+}
+
+#[test]
+fn t30_a_full_cycle_on_sectors_of_4096_bytes_with_an_unaligned_tail() {
+    let b = Bench::on(4096);
+    let mut v2 = image("2");
+    v2.resize(v2.len() + 512, 0);
+    b.stage("v2.img", &v2);
+    b.good(&["activate"]);
+    b.count(1);
+    assert_eq!(b.run_as("B", &["status"]).json()["phase"], "trial");
+    assert_eq!(b.run_as("B", &["commit"]).exit, 0);
+    let r = b.run_as("B", &["verify-slot", "B"]).json();
+    assert_eq!(
+        (&r["ok"], r["image_sha256"].as_str()),
+        (&Value::Bool(true), Some(sha256(&v2).to_string().as_str()))
+    );
+    // And back from B into A.
+    let (file, sum) = b.file("v3.img", &image("3"));
+    assert_eq!(
+        b.run_as("B", &["stage", "--image", &file, "--sha256", &sum])
+            .json()["slot"],
+        "A"
+    );
+    let s = b.run_as("B", &["status"]).json();
+    assert_eq!(
+        (s["env"]["cur"].as_str(), s["phase"].as_str()),
+        (Some("B"), Some("staged"))
+    );
 }
 
 #[test]

@@ -465,14 +465,14 @@ fn the_last_of_several_entries_about_one_setting_wins_and_order_is_kept() {
             "kubernetes.kubelet",
             "",
             &[
-                ("x.y", json!(1), ""),
+                ("x.z", json!(1), ""),
                 ("b", json!(2), ""),
-                ("x.'y'", json!(3), ""),
+                ("x.'z'", json!(3), ""),
             ],
         ),
         config("kubernetes.kubelet", "", &[("b", json!(4), "")]),
     ]);
-    assert_eq!(b.text(KUBELET), "a: 1\nx:\n  y: 3\nb: 4\n");
+    assert_eq!(b.text(KUBELET), "a: 1\nx:\n  z: 3\nb: 4\n");
     assert!(r[0].message.contains("configs[0].contents[2]"), "{r:?}");
     assert!(r[1].message.contains("configs[1].contents[0]"), "{r:?}");
     // Deleted and set again in one call: what was there stays where it was.

@@ -101,7 +101,7 @@ pub(super) fn root(text: &str) -> Result<Option<Node>, String> {
             Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd => {}
             Event::StreamEnd => return Ok(root),
             _ if root.is_some() => return Err("the file holds several YAML documents".into()),
-            e => root = Some(node(&mut parser, e, span, 0)?).filter(|n| !n.absent()),
+            e => root = Some(node(&mut parser, text, e, span, 0)?).filter(|n| !n.absent()),
         }
     }
 }
@@ -126,7 +126,13 @@ fn place(span: &Span) -> Result<(usize, usize), String> {
     }
 }
 
-fn node<'a>(parser: &mut P<'a>, event: Event<'a>, span: Span, depth: usize) -> Result<Node, String> {
+fn node<'a>(
+    parser: &mut P<'a>,
+    source: &str,
+    event: Event<'a>,
+    span: Span,
+    depth: usize,
+) -> Result<Node, String> {
     if depth > DEPTH {
         return Err(format!("the file nests deeper than {DEPTH} levels"));
     }
@@ -134,7 +140,9 @@ fn node<'a>(parser: &mut P<'a>, event: Event<'a>, span: Span, depth: usize) -> R
     let more = |parser: &mut P<'a>| next(parser)?.ok_or_else(|| "the YAML text ends early".to_owned());
     let kind = match event {
         Event::Scalar(text, style, ..) => Kind::Scalar {
-            absent: style == ScalarStyle::Plain && start == end,
+            // The reader gives "~" for what is not there, at the place of the colon or at none.
+            absent: style == ScalarStyle::Plain
+                && (start == end || (text == "~" && source.get(start..end) != Some("~"))),
             block: matches!(style, ScalarStyle::Literal | ScalarStyle::Folded),
             text: text.into_owned(),
         },
@@ -147,7 +155,7 @@ fn node<'a>(parser: &mut P<'a>, event: Event<'a>, span: Span, depth: usize) -> R
                     end = place(&s)?.1;
                     break;
                 }
-                items.push(node(parser, e, s, depth + 1)?);
+                items.push(node(parser, source, e, s, depth + 1)?);
             }
             Kind::Seq {
                 flow: style == StructureStyle::Flow,
@@ -162,9 +170,9 @@ fn node<'a>(parser: &mut P<'a>, event: Event<'a>, span: Span, depth: usize) -> R
                     end = place(&s)?.1;
                     break;
                 }
-                let key = node(parser, e, s, depth + 1)?;
+                let key = node(parser, source, e, s, depth + 1)?;
                 let (e, s) = more(parser)?;
-                entries.push((key, node(parser, e, s, depth + 1)?));
+                entries.push((key, node(parser, source, e, s, depth + 1)?));
             }
             Kind::Map {
                 flow: style == StructureStyle::Flow,

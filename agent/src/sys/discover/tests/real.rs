@@ -156,15 +156,16 @@ fn foreign_disk(path: &Utf8Path, seed: u128) {
 
 #[test]
 fn kf_a1_every_disk_kind_on_tables_of_another_implementation() {
-    for (name, dev, part) in [
-        ("sda", (8, 0), plain as Name),
+    let kinds: [(&str, (u32, u32), Name); 6] = [
+        ("sda", (8, 0), plain),
         ("vda", (254, 0), plain),
         ("nvme0n1", (259, 0), with_p),
         // Names with a "2" that mean nothing.
         ("nvme2n1", (259, 16), with_p),
         ("mmcblk2", (179, 0), with_p),
         ("sdb2", (240, 0), |_, n| format!("odd-{n}")),
-    ] {
+    ];
+    for (name, dev, part) in kinds {
         let m = Machine::new();
         foreign_disk(&m.node(name), 0x1000);
         m.show(name, dev, 512, part);
