@@ -3,7 +3,12 @@
 
 pub mod api;
 pub mod clock;
+pub mod connect;
 pub mod crds;
+pub mod drain;
 pub mod http;
 pub mod operator;
+pub mod proxy;
 pub mod window;
+
+pub(crate) use connect::chain;

@@ -5,6 +5,7 @@
 // The harness is not the product: it starts programs, reads clocks and writes scratch files directly.
 #![allow(clippy::disallowed_methods)]
 
+pub mod cluster;
 pub mod disk;
 pub mod ext4;
 pub mod fixture;

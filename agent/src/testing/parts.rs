@@ -170,6 +170,12 @@ impl HandClock {
         self.0.1.notify_all();
     }
 
+    /// Sets the wall clock, for tests in which others live in real time.
+    pub fn set_unix(&self, secs: i64) {
+        locked(&self.0.0).0 = secs;
+        self.0.1.notify_all();
+    }
+
     /// A boot: monotonic time starts over.
     pub fn reboot(&self) {
         locked(&self.0.0).1 = Duration::ZERO;

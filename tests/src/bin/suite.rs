@@ -66,8 +66,18 @@ fn steps(layer: &str) -> Vec<Step> {
         ],
         // Whole stories of many boots that are too long for the default run.
         "boot-more" => vec![step("the main job, UEFI", "tests/demo --yes")],
+        // The control plane is built from pinned Go modules once, or KUBEBUILDER_ASSETS names it.
+        "cluster" => vec![
+            e2e("drain against kubectl drain", "cluster_drain"),
+            e2e("a node's way through updates", "cluster_proxy"),
+        ],
         _ => Vec::new(),
     }
+}
+
+/// Whether a layer installs from the fixture distribution, and so needs root.
+fn needs_fixture(layer: &str) -> bool {
+    !matches!(layer, "unit" | "cluster")
 }
 
 fn main() -> ExitCode {
@@ -92,20 +102,27 @@ fn run() -> Result<bool> {
             summary.push(format!("{layer}: skipped: nothing yet (0 tests)"));
             continue;
         }
-        if layer != "unit" && !rustix::process::geteuid().is_root() {
+        if needs_fixture(layer) && !rustix::process::geteuid().is_root() {
             bail!("the layer {layer:?} installs root trees and needs root; `tests/run unit` does not");
         }
         let began = Instant::now();
         let mut count = Count::default();
         // Built once, so that no single test pays for it or is blamed for it.
-        let fixture = if layer == "unit" {
-            None
-        } else {
+        let fixture = if needs_fixture(layer) {
             Some(os_e2e::fixture::ensure()?.dir)
+        } else {
+            None
         };
+        if layer == "cluster"
+            && let os_e2e::cluster::Found::Missing(why) = os_e2e::cluster::assets::ensure()?
+        {
+            summary.push(format!("cluster: NOT RUN: {why}"));
+            total.skipped += all.len() as u64;
+            continue;
+        }
         for s in &all {
             println!("== {layer}: {}: {}", s.name, s.argv.join(" "));
-            let one = execute(s, fixture.as_deref())?;
+            let one = execute(s, layer != "unit", fixture.as_deref())?;
             count.passed += one.passed;
             count.failed += one.failed;
             count.skipped += one.skipped;
@@ -142,13 +159,15 @@ fn run() -> Result<bool> {
 }
 
 /// Runs one step; a step without test results counts as one test.
-fn execute(step: &Step, fixture: Option<&Utf8Path>) -> Result<Count> {
-    let real = fixture.is_some();
+fn execute(step: &Step, real: bool, fixture: Option<&Utf8Path>) -> Result<Count> {
     let (program, args) = step.argv.split_first().context("empty step")?;
     let mut c = Command::new(program);
     c.args(args).stdin(Stdio::null()).stdout(Stdio::piped());
+    if real {
+        c.env("SLIPWAY_E2E", "1");
+    }
     if let Some(dir) = fixture {
-        c.env("SLIPWAY_E2E", "1").env("SLIPWAY_FIXTURE", dir);
+        c.env("SLIPWAY_FIXTURE", dir);
     }
     let mut child = c.spawn().with_context(|| format!("cannot start {program}"))?;
     let out = child.stdout.take().context("stdout")?;

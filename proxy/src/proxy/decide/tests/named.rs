@@ -1,0 +1,383 @@
+//! Public fault reports and known faults of KubeOS, each a test by its number.
+
+use super::super::*;
+use super::world::{End, NEW, World};
+use crate::drain::{Blocked, Reason};
+use crate::proxy::facts::{Fail, Preflight, Work};
+
+fn until(w: &mut World, phase: Phase) {
+    for _ in 0..200 {
+        if w.report.phase == phase {
+            return;
+        }
+        w.round();
+        if w.report.phase == phase {
+            return;
+        }
+        w.tick(3);
+    }
+    panic!("{phase:?} was not reached: {:?}", w.phases);
+}
+
+/// Report 1 (bottlerocket-update-operator 691): the proxy dies between boot and uncordon.
+#[test]
+fn report_1_killed_between_boot_and_uncordon() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Verifying);
+    w.crash();
+    assert!(w.node.unschedulable);
+    assert_eq!(w.run_to_the_end(), End::Updated);
+}
+
+/// Report 8 (bottlerocket 864): SIGTERM while rebooting is no failure.
+#[test]
+fn report_8_stopped_while_rebooting() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Rebooting);
+    w.crash();
+    w.agent_up = false;
+    for _ in 0..5 {
+        w.round();
+    }
+    assert!(w.report.failure.is_none());
+    w.agent_up = true;
+    assert_eq!(w.run_to_the_end(), End::Updated);
+}
+
+/// Report 10 (kured 792): the gate turns bad after the grant, before the cordon.
+#[test]
+fn report_10_gate_shut_after_the_grant() {
+    let mut w = World::plain();
+    w.order.policy.as_mut().unwrap().annotationgates = vec!["apps".into()];
+    until(&mut w, Phase::Staged);
+    w.node.gates.insert("apps".into(), "blocked".into());
+    assert_eq!(w.run_to_the_end(), End::GivenBack);
+    assert_eq!((w.boots_asked, w.node_writes), (0, 0));
+    assert_eq!(w.report.last_result.unwrap().reason, "Gated");
+}
+
+/// Report 17 (system-upgrade-controller 341) and KF-R7: a human's cordon survives.
+#[test]
+fn report_17_foreign_cordon_survives() {
+    let mut w = World::plain();
+    w.foreign = true;
+    w.node.unschedulable = true;
+    assert_eq!(w.run_to_the_end(), End::Updated);
+    assert!(w.node.unschedulable);
+}
+
+/// Report 18, 29: the kubelet dies during the drain: the time limit ends it, nothing is rebooted.
+#[test]
+fn report_29_drain_that_hangs_ends_by_its_limit() {
+    let mut w = World::plain();
+    w.stuck = true;
+    assert_eq!(w.run_to_the_end(), End::GivenBack);
+    assert_eq!(w.boots_asked, 0);
+    let r = w.report.last_result.clone().unwrap();
+    assert_eq!(r.reason, "DrainTimeout");
+    assert_eq!(w.report.phase, Phase::Staged, "the image stays staged for the next try");
+    assert!(w.report.next_retry.is_some());
+}
+
+/// Report 20 (flatcar-linux-update-operator 188): a failed drain is never followed by a reboot; only the policy may say so.
+#[test]
+fn report_20_reboot_after_a_failed_drain_only_by_policy() {
+    let mut w = World::plain();
+    w.stuck = true;
+    w.order.policy.as_mut().unwrap().ontimeout = crate::api::OnDrainTimeout::Reboot;
+    assert_eq!(w.run_to_the_end(), End::Updated);
+    assert_eq!(w.boots_asked, 1);
+}
+
+/// Report 21 (flatcar-linux-update-operator 201), KF-R16: the window closes during the drain.
+#[test]
+fn report_21_window_closes_during_the_drain() {
+    let mut w = World::plain();
+    w.stuck = true;
+    until(&mut w, Phase::Draining);
+    let g = w.order.grant.as_mut().unwrap();
+    g.notafter = Time(after(w.now, 20));
+    assert_eq!(w.run_to_the_end(), End::GivenBack);
+    assert_eq!(w.boots_asked, 0);
+    assert_eq!(w.report.last_result.unwrap().reason, "GrantExpired");
+}
+
+/// Report 25 (kernel-module-management 1062): a reboot so fast that Ready never flips; the boot id decides.
+#[test]
+fn report_25_fast_reboot() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Rebooting);
+    w.tick(5);
+    assert!(w.node.ready);
+    assert_eq!(w.run_to_the_end(), End::Updated);
+}
+
+/// Report 30 (tuppr 575): told to boot, and the boot id never changes.
+#[test]
+fn report_30_acknowledged_and_never_rebooted() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Draining);
+    w.pods = 0;
+    for _ in 0..3 {
+        // The world reboots in tick; here it never comes to that.
+        let d = decide(&w.facts());
+        for a in &d.actions {
+            let _ = w.act(a);
+        }
+        if w.report.phase == Phase::Rebooting {
+            break;
+        }
+        w.tick(3);
+    }
+    assert_eq!(w.report.phase, Phase::Rebooting);
+    assert!(w.agent.armed);
+    let mut f = w.facts();
+    f.now = after(w.now, 3601);
+    let d = decide(&f);
+    assert_eq!(d.actions, [Action::Cancel], "disarmed before it is schedulable again");
+    f.agent.as_mut().unwrap().armed = false;
+    f.done.insert(Step::Cancel, Ok(()));
+    let d = decide(&f);
+    assert_eq!(d.reason, "RebootTimeout");
+    assert_eq!(d.actions[0], Action::Release { uncordon: true });
+    let Action::Report(r) = &d.actions[1] else { panic!("{d:?}") };
+    assert_eq!(r.last_result.as_ref().unwrap().outcome, Outcome::Failed);
+}
+
+/// An admin uncordons while the node is drained: three times it is put back, then the grant is given back.
+#[test]
+fn uncordoned_by_a_human_while_draining() {
+    let mut w = World::plain();
+    w.stuck = true;
+    until(&mut w, Phase::Draining);
+    for n in 1..=3 {
+        w.node.unschedulable = false;
+        w.round();
+        assert!(w.node.unschedulable, "put back, {n}");
+    }
+    w.node.unschedulable = false;
+    assert_eq!(w.run_to_the_end(), End::GivenBack);
+    assert_eq!(w.report.last_result.unwrap().reason, "Uncordoned");
+    assert_eq!(w.boots_asked, 0);
+}
+
+/// KF-R3: the other slot is not overwritten while a drain is known to be impossible.
+#[test]
+fn kf_r3_preflight_before_the_slot_is_touched() {
+    let mut w = World::plain();
+    w.preflight_blocked = vec![Blocked {
+        pod: "d/p".into(),
+        pdb: None,
+        reason: Reason::MultiplePDBs,
+        message: "two budgets".into(),
+        since: w.now,
+    }];
+    for _ in 0..20 {
+        w.round();
+        w.tick(3);
+    }
+    assert!(!w.agent.report.has_staged(NEW));
+    assert_eq!(w.report.phase, Phase::Idle);
+    assert_eq!(w.report.failure.as_ref().unwrap().reason, "DrainBlocked");
+    assert_eq!(w.report.drain.as_ref().unwrap().blocked_by[0].pod, "d/p");
+    let writes = w.status_writes;
+    w.tick(300);
+    w.round();
+    assert_eq!(w.status_writes, writes, "not before ten minutes");
+    w.preflight_blocked.clear();
+    w.tick(400);
+    assert_eq!(w.run_to_the_end(), End::Updated);
+}
+
+/// KF-R1 and KF-R12: one preparation; a full budget at preflight is only reported; errors back off.
+#[test]
+fn kf_r12_failed_downloads_back_off() {
+    let mut w = World::plain();
+    w.stage_fails = Some(Fail {
+        reason: "FetchFailed".into(),
+        message: "GET: 404".into(),
+        passing: true,
+    });
+    let mut tries = Vec::new();
+    for _ in 0..2000 {
+        let before = w.report.failure.as_ref().map_or(0, |x| x.count);
+        w.round();
+        if w.report.failure.as_ref().map_or(0, |x| x.count) > before {
+            tries.push(w.now.as_second());
+        }
+        w.tick(3);
+    }
+    let gaps: Vec<i64> = tries.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(gaps.len() >= 4, "{gaps:?}");
+    assert!(gaps.windows(2).all(|g| g[1] >= g[0] - 3), "{gaps:?}");
+    assert!((57..=66).contains(&gaps[0]), "{gaps:?}");
+    assert!(!crate::api::counts_as_failure(&w.report.failure.as_ref().unwrap().reason));
+}
+
+/// KF-R11: a wrong checksum is a sticky, counted failure, told once.
+#[test]
+fn kf_r11_wrong_checksum_is_terminal_and_visible() {
+    let mut w = World::plain();
+    w.stage_fails = Some(Fail {
+        reason: "DigestMismatch".into(),
+        message: "expected 22, found 33".into(),
+        passing: false,
+    });
+    assert_eq!(w.run_to_the_end(), End::NotStaged);
+    assert_eq!(w.report.phase, Phase::Failed);
+    assert_eq!(w.report.failure.as_ref().unwrap().reason, "DigestMismatch");
+    assert_eq!(w.report.failure.as_ref().unwrap().count, 1);
+    assert_eq!(w.node_writes, 0, "R2: no cordon");
+}
+
+/// KF-R14, report 16: the order goes away in every phase; no node hangs.
+#[test]
+fn report_16_order_withdrawn_in_every_phase() {
+    for phase in [Phase::Staging, Phase::Staged, Phase::Draining, Phase::Rebooting, Phase::Verifying] {
+        for withdrawn in [Desired::Abort, Desired::Idle] {
+            let mut w = World::plain();
+            until(&mut w, phase);
+            w.order.desired = withdrawn;
+            if withdrawn == Desired::Idle {
+                w.granted = false;
+                w.order.grant = None;
+                w.order.attempt = 1;
+            }
+            for _ in 0..300 {
+                w.round();
+                w.tick(3);
+            }
+            assert!(!w.node.unschedulable, "{phase:?} {withdrawn:?}: {:?}", w.report);
+            assert_eq!(w.node.cordoned_by, None, "{phase:?} {withdrawn:?}");
+            assert!(!w.agent.trial, "{phase:?} {withdrawn:?}");
+        }
+    }
+}
+
+/// The node reboots by itself between grant and Boot: nothing was changed, nothing counts.
+#[test]
+fn a_reboot_of_its_own_is_no_fallback() {
+    let mut w = World::plain();
+    w.stuck = true;
+    until(&mut w, Phase::Draining);
+    w.agent.report.boot_id = "boot-by-power".into();
+    w.node.boot_id = "boot-by-power".into();
+    w.crash();
+    assert_eq!(w.run_to_the_end(), End::GivenBack);
+    let r = w.report.last_result.unwrap();
+    assert_eq!(r.reason, "NodeRebooted");
+    assert!(!crate::api::counts_as_failure(&r.reason));
+}
+
+/// A digest that fell back is not staged again without a human (I4); forgiving it is one act.
+#[test]
+fn a_denied_digest_stays_denied_until_forgiven() {
+    let mut w = World::plain();
+    w.agent.denied = vec![NEW.into()];
+    for _ in 0..20 {
+        w.round();
+        w.tick(3);
+    }
+    assert_eq!(w.report.phase, Phase::Failed);
+    assert!(!w.agent.report.has_staged(NEW));
+    w.order.forgive = vec![NEW.into()];
+    w.order.opid = Some("op-stage-2".into());
+    assert_eq!(w.run_to_the_end(), End::Updated);
+}
+
+/// The agent is silent: before Boot the grant is given back at its end; nothing is lost.
+#[test]
+fn silent_agent_while_draining() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Draining);
+    w.agent_up = false;
+    for _ in 0..500 {
+        w.round();
+        w.tick(3);
+    }
+    assert!(!w.node.unschedulable);
+    assert_eq!(w.report.last_result.as_ref().unwrap().reason, "GrantExpired");
+}
+
+#[test]
+fn settings_go_in_order_and_are_recorded_at_the_end() {
+    let mut w = World::plain();
+    let configs = |v: &str| Configs {
+        version: Some(v.into()),
+        configs: vec![crate::api::Config {
+            model: Some("kernel.sysctl".into()),
+            ..Default::default()
+        }],
+    };
+    w.order.upgradeconfigs = Some(configs("pre"));
+    w.order.sysconfigs = Some(configs("post"));
+    until(&mut w, Phase::Verifying);
+    assert_eq!((w.report.upgradeconfigs.clone(), w.report.sysconfigs.clone()), (None, None));
+    assert_eq!(w.run_to_the_end(), End::Updated);
+    assert_eq!(w.report.upgradeconfigs, w.order.upgradeconfigs);
+    assert_eq!(w.report.sysconfigs, w.order.sysconfigs);
+}
+
+/// A setting rejected inside the trial: back to the previous system.
+#[test]
+fn rejected_setting_inside_the_trial_rolls_back() {
+    let mut w = World::plain();
+    w.order.sysconfigs = Some(Configs {
+        version: Some("1".into()),
+        configs: vec![crate::api::Config::default()],
+    });
+    until(&mut w, Phase::Verifying);
+    let mut f = w.facts();
+    f.done.insert(
+        Step::Sysconfigs,
+        Err(Fail {
+            reason: "ConfigRejected".into(),
+            message: "no such key".into(),
+            passing: false,
+        }),
+    );
+    let d = decide(&f);
+    assert!(matches!(&d.actions[0], Action::Report(r) if r.phase == Phase::RollingBack));
+    assert_eq!(d.actions[1], Action::RollBack);
+}
+
+/// Config in place: labelled, neither cordoned nor rebooted, a foreign cordon untouched (KF-R7).
+#[test]
+fn kf_r7_config_touches_no_cordon() {
+    let mut w = World::plain();
+    w.foreign = true;
+    w.node.unschedulable = true;
+    w.order.desired = Desired::Config;
+    w.order.opid = Some("op-config".into());
+    w.order.sysconfigs = Some(Configs {
+        version: Some("7".into()),
+        configs: vec![crate::api::Config::default()],
+    });
+    w.order.grant = Some(crate::api::GrantOrder {
+        epoch: 1,
+        grantedat: Time(w.now),
+        notafter: Time(after(w.now, 600)),
+    });
+    w.round();
+    assert!(w.node.configuring);
+    for _ in 0..5 {
+        w.round();
+        w.tick(3);
+    }
+    assert!(!w.node.configuring && w.node.unschedulable);
+    assert_eq!(w.report.last_result.as_ref().unwrap().outcome, Outcome::Done);
+    assert_eq!(w.report.sysconfigs.as_ref().unwrap().version.as_deref(), Some("7"));
+    assert_eq!(w.boots_asked, 0);
+}
+
+#[test]
+fn without_an_instance_nothing_is_written_but_our_own_cordon_goes() {
+    let mut w = World::plain();
+    w.node.unschedulable = true;
+    w.node.cordoned_by = Some("gone/3".into());
+    let mut f = w.facts();
+    f.order = None;
+    f.preflight = Work::Ended(Preflight::default());
+    let d = decide(&f);
+    assert_eq!(d.actions, [Action::Release { uncordon: true }]);
+}

@@ -1,0 +1,57 @@
+//! A real kube-apiserver and etcd on loopback, a proxy in front that can fail on purpose, and the players that a cluster
+//! without controllers lacks: kubelets, the budget controller, the garbage collector.
+//!
+//! Nothing here imitates the API server. What is measured is read from its audit log.
+
+pub mod assets;
+pub mod audit;
+pub mod front;
+pub mod players;
+pub mod server;
+pub mod sim;
+
+pub use assets::{Assets, Found};
+pub use audit::{Audit, Call};
+pub use front::{Action, Front, Rule};
+pub use server::{Cluster, Options};
+
+use anyhow::{Context, Result};
+use kube::CustomResourceExt;
+
+/// A manifest as it is shipped, from `proxy/deploy`.
+///
+/// # Errors
+/// There is none of this name.
+pub fn deployed(name: &str) -> Result<String> {
+    let path = format!("{}/../proxy/deploy/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
+}
+
+/// The kinds `OS` and `OSInstance`, as the programs were compiled with them.
+///
+/// # Errors
+/// They cannot be written as JSON.
+pub fn crds() -> Result<String> {
+    let list = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [os_proxy::api::OS::crd(), os_proxy::api::OSInstance::crd()],
+    });
+    Ok(serde_json::to_string(&list)?)
+}
+
+impl Cluster {
+    /// Applies the kinds and the shipped roles, and waits until the kinds are served.
+    ///
+    /// # Errors
+    /// kubectl's.
+    pub async fn install(&self) -> Result<()> {
+        self.apply(&crds()?).await?;
+        self.apply(&deployed("rbac.yaml")?).await?;
+        for crd in ["os.upgrade.openeuler.org", "osinstances.upgrade.openeuler.org"] {
+            self.kubectl(&["wait", "--for=condition=Established", "--timeout=120s", "crd", crd])
+                .await?;
+        }
+        Ok(())
+    }
+}
