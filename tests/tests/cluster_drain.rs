@@ -14,7 +14,9 @@ use futures_util::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::{Api, PostParams};
-use os_e2e::cluster::players::{self, HANGS, admin, client, kubelets, make_budget, make_node, make_pod, owned_by, pods_of};
+use os_e2e::cluster::players::{
+    self, HANGS, admin, client, kubelets, make_budget, make_node, make_pod, owned_by, pods_of,
+};
 use os_e2e::cluster::server::User;
 use os_e2e::cluster::sim::QUICK;
 use os_e2e::cluster::{Action, Audit, Cluster, Options, Rule};
@@ -30,7 +32,11 @@ use tokio::sync::watch;
 const NAMESPACE: &str = "upgrade-system";
 
 fn states() -> u64 {
-    if std::env::var_os("SLIPWAY_LONG").is_some() { 300 } else { 60 }
+    if std::env::var_os("SLIPWAY_LONG").is_some() {
+        300
+    } else {
+        60
+    }
 }
 
 /// kubectl's of the machine, oldest first, and the server's own.
@@ -89,23 +95,31 @@ fn random_state(seed: u64) -> State {
     let unready = || json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     for i in 0..3 + d.roll(6) {
         let app = format!("a{i}");
-        let mut kind = |d: &mut Dice| -> Value {
+        let kind = |d: &mut Dice| -> Value {
             match d.roll(20) {
                 0..=5 => json!({"metadata": owned_by("ReplicaSet", "rs")}),
                 6 => json!({"metadata": owned_by("DaemonSet", "there")}),
-                7 => json!({"metadata": owned_by("DaemonSet", "there"), "spec": {"volumes": [{"name": "e", "emptyDir": {}}]}}),
+                7 => {
+                    json!({"metadata": owned_by("DaemonSet", "there"), "spec": {"volumes": [{"name": "e", "emptyDir": {}}]}})
+                }
                 8 if d.chance(30) => json!({"metadata": owned_by("DaemonSet", "gone")}),
                 9 if d.chance(40) => {
                     json!({"metadata": owned_by("ReplicaSet", "rs"), "spec": {"volumes": [{"name": "e", "emptyDir": {}}]}})
                 }
                 10 if d.chance(40) => json!({}),
                 11 => json!({"status": {"phase": "Succeeded"}}),
-                12 => json!({"status": {"phase": "Failed"}, "spec": {"volumes": [{"name": "e", "emptyDir": {}}]}}),
+                12 => {
+                    json!({"status": {"phase": "Failed"}, "spec": {"volumes": [{"name": "e", "emptyDir": {}}]}})
+                }
                 13 => json!({"metadata": owned_by("DaemonSet", "there"), "status": {"phase": "Failed"}}),
-                14 => json!({"metadata": owned_by("StatefulSet", "ss"), "status": {"phase": "Pending", "conditions": []}}),
+                14 => {
+                    json!({"metadata": owned_by("StatefulSet", "ss"), "status": {"phase": "Pending", "conditions": []}})
+                }
                 15 => json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}}),
-                16 => json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs",
-                    "uid": "u", "controller": true}], "annotations": {HANGS: "1", "test.invalid/delete-first": "1"}}}),
+                16 => {
+                    json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs",
+                    "uid": "u", "controller": true}], "annotations": {HANGS: "1", "test.invalid/delete-first": "1"}}})
+                }
                 _ => json!({"metadata": owned_by("Job", "job")}),
             }
         };
@@ -124,7 +138,13 @@ fn random_state(seed: u64) -> State {
             let allowed = d.roll(3) as i32;
             let desired = 1 + d.roll(2) as i32;
             let current = desired + d.roll(2) as i32 - d.roll(2) as i32;
-            s.budgets.push((app, allowed, (current, desired), d.chance(20), if d.chance(15) { 2 } else { 1 }));
+            s.budgets.push((
+                app,
+                allowed,
+                (current, desired),
+                d.chance(20),
+                if d.chance(15) { 2 } else { 1 },
+            ));
         }
     }
     s
@@ -148,10 +168,17 @@ async fn build(c: &kube::Client, s: &State, ns: &str, node: &str) -> Result<()> 
     let ds: DaemonSet = serde_json::from_value(json!({"metadata": {"name": "there"}, "spec": {
         "selector": {"matchLabels": {"x": "y"}},
         "template": {"metadata": {"labels": {"x": "y"}}, "spec": {"containers": [{"name": "c", "image": "x"}]}}}}))?;
-    Api::<DaemonSet>::namespaced(c.clone(), ns).create(&PostParams::default(), &ds).await?;
+    Api::<DaemonSet>::namespaced(c.clone(), ns)
+        .create(&PostParams::default(), &ds)
+        .await?;
     for (name, more) in &s.pods {
         let p = make_pod(c, ns, name, node, more.clone()).await?;
-        if p.metadata.annotations.iter().flatten().any(|(k, _)| k == "test.invalid/delete-first") {
+        if p.metadata
+            .annotations
+            .iter()
+            .flatten()
+            .any(|(k, _)| k == "test.invalid/delete-first")
+        {
             Api::<k8s_openapi::api::core::v1::Pod>::namespaced(c.clone(), ns)
                 .delete(name, &kube::api::DeleteParams::default().grace_period(1))
                 .await?;
@@ -168,7 +195,8 @@ async fn build(c: &kube::Client, s: &State, ns: &str, node: &str) -> Result<()> 
 fn by_app<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<String, usize> {
     let mut m = BTreeMap::new();
     for n in names {
-        *m.entry(n.split('-').next().unwrap_or_default().to_owned()).or_default() += 1;
+        *m.entry(n.split('-').next().unwrap_or_default().to_owned())
+            .or_default() += 1;
     }
     m
 }
@@ -279,7 +307,10 @@ async fn compare(cluster: &Cluster, ours: &User, seed: u64, program: &Utf8PathBu
 
 async fn oracle(cluster: &Cluster, ours: &User) -> Result<()> {
     let programs = kubectls(cluster);
-    println!("oracle: {}", programs.iter().map(|p| p.as_str()).collect::<Vec<_>>().join(" "));
+    println!(
+        "oracle: {}",
+        programs.iter().map(|p| p.as_str()).collect::<Vec<_>>().join(" ")
+    );
     let n = states();
     let results: Vec<Result<&str>> = futures_util::stream::iter(1..=n)
         .map(|seed| {
@@ -351,7 +382,10 @@ fn rs() -> Value {
 async fn answers(b: &Bench<'_>) -> Result<()> {
     let ns = "answers";
     let c = b
-        .node_with(ns, &[("limit", rs()), ("two", rs()), ("fresh", rs()), ("free", rs())])
+        .node_with(
+            ns,
+            &[("limit", rs()), ("two", rs()), ("fresh", rs()), ("free", rs())],
+        )
         .await?;
     make_budget(&c, ns, "limit", "limit", 0, (1, 1), false).await?;
     make_budget(&c, ns, "two-a", "two", 1, (2, 1), false).await?;
@@ -367,10 +401,16 @@ async fn answers(b: &Bench<'_>) -> Result<()> {
         .iter()
         .map(|x| (x.pod.as_str(), (x.reason, x.pdb.as_deref())))
         .collect();
-    ensure!(found["answers/limit"] == (Reason::PDBAtLimit, Some("answers/limit")), "{blocked:?}");
+    ensure!(
+        found["answers/limit"] == (Reason::PDBAtLimit, Some("answers/limit")),
+        "{blocked:?}"
+    );
     ensure!(found["answers/two"].0 == Reason::MultiplePDBs, "{blocked:?}");
     ensure!(found["answers/fresh"].0 == Reason::PDBNotObserved, "{blocked:?}");
-    ensure!(found.len() == 3 && !pods_of(&c, ns).await?.contains_key("answers/free"), "{blocked:?}");
+    ensure!(
+        found.len() == 3 && !pods_of(&c, ns).await?.contains_key("answers/free"),
+        "{blocked:?}"
+    );
     Ok(())
 }
 
@@ -382,12 +422,21 @@ async fn report_20(b: &Bench<'_>) -> Result<()> {
     let (out, _) = b.drain("r20", 3).await?;
     front.unrule(list);
     ensure!(matches!(out, Outcome::TimedOut(_)), "LIST answers 500: {out:?}");
-    ensure!(b.server("r20").is_empty(&Policy::from(&NodePolicy::default())).await? == false, "not empty");
+    ensure!(
+        b.server("r20")
+            .is_empty(&Policy::from(&NodePolicy::default()))
+            .await?
+            == false,
+        "not empty"
+    );
     for code in [500, 503, 504, 403] {
         let n = front.rule(Rule::on("create", "pods/eviction", Action::error(code)).by("upgrade-proxy"));
         let (out, _) = b.drain("r20", 2).await?;
         front.unrule(n);
-        ensure!(matches!(out, Outcome::TimedOut(_)), "eviction answers {code}: {out:?}");
+        ensure!(
+            matches!(out, Outcome::TimedOut(_)),
+            "eviction answers {code}: {out:?}"
+        );
         ensure!(pods_of(&c, "r20").await?.len() == 1, "{code}");
     }
     let (out, _) = b.drain("r20", 60).await?;
@@ -399,7 +448,11 @@ async fn report_20(b: &Bench<'_>) -> Result<()> {
 async fn report_7(b: &Bench<'_>) -> Result<()> {
     b.node_with("r7", &[("a", rs()), ("b", rs())]).await?;
     for verb in ["list", "create", "watch"] {
-        b.cluster.front.rule(Rule::on(verb, "", Action::overload(1)).by("upgrade-proxy").times(2));
+        b.cluster.front.rule(
+            Rule::on(verb, "", Action::overload(1))
+                .by("upgrade-proxy")
+                .times(2),
+        );
     }
     let (out, p) = b.drain("r7", 120).await?;
     b.cluster.front.clear();
@@ -410,7 +463,10 @@ async fn report_7(b: &Bench<'_>) -> Result<()> {
 /// Report 4: the delete event is lost; the resync notices.
 async fn report_4(b: &Bench<'_>) -> Result<()> {
     b.node_with("r4", &[("a", rs())]).await?;
-    let n = b.cluster.front.rule(Rule::on("watch", "pods", Action::Mute).by("upgrade-proxy"));
+    let n = b
+        .cluster
+        .front
+        .rule(Rule::on("watch", "pods", Action::Mute).by("upgrade-proxy"));
     let (out, _) = b.drain("r4", 120).await?;
     b.cluster.front.unrule(n);
     ensure!(out == Outcome::Drained, "{out:?}");
@@ -440,14 +496,23 @@ async fn report_26(b: &Bench<'_>) -> Result<()> {
     server.evict(&pods[0], 7, false).await;
     let seen = b.cluster.front.seen();
     b.cluster.front.record(false);
-    let e = seen.iter().find(|s| s.resource == "pods/eviction").context("no eviction")?;
+    let e = seen
+        .iter()
+        .find(|s| s.resource == "pods/eviction")
+        .context("no eviction")?;
     let v: Value = serde_json::from_slice(&e.body)?;
     ensure!(v["apiVersion"] == "policy/v1" && v["kind"] == "Eviction", "{v}");
     ensure!(v["deleteOptions"]["gracePeriodSeconds"] == 7, "{v}");
-    ensure!(v["deleteOptions"]["preconditions"]["uid"] == pods[0].uid.as_str(), "{v}");
+    ensure!(
+        v["deleteOptions"]["preconditions"]["uid"] == pods[0].uid.as_str(),
+        "{v}"
+    );
     // And the server took the grace period.
     let audit = b.cluster.audit()?;
-    let call = audit.calls.iter().rfind(|c| c.namespace == "r26" && c.resource == "pods/eviction");
+    let call = audit
+        .calls
+        .iter()
+        .rfind(|c| c.namespace == "r26" && c.resource == "pods/eviction");
     ensure!(call.is_some_and(|c| c.code == 201), "{call:?}");
     Ok(())
 }
@@ -463,7 +528,10 @@ async fn report_28(b: &Bench<'_>) -> Result<()> {
     let attached = kube::api::Patch::Merge(json!({"status": {"attached": true}}));
     api.patch_status("r28", &Default::default(), &attached).await?;
     let (out, p) = b.drain("r28", 60).await?;
-    ensure!(matches!(&out, Outcome::VolumesAttached(x) if x[0].reason == Reason::VolumeAttached), "{out:?}");
+    ensure!(
+        matches!(&out, Outcome::VolumesAttached(x) if x[0].reason == Reason::VolumeAttached),
+        "{out:?}"
+    );
     ensure!(p.blocked[0].message.contains("pv"), "{p:?}");
     api.delete("r28", &Default::default()).await?;
     let (out, _) = b.drain("r28", 60).await?;
@@ -476,20 +544,36 @@ async fn finalizer(b: &Bench<'_>) -> Result<()> {
     let held = json!({"metadata": {"ownerReferences": owned_by("ReplicaSet", "rs")["ownerReferences"], "finalizers": ["x.invalid/hold"]}});
     b.node_with("fin", &[("a", held)]).await?;
     let (out, _) = b.drain("fin", 40).await?;
-    let Outcome::TimedOut(x) = &out else { anyhow::bail!("{out:?}") };
-    ensure!(x[0].reason == Reason::Finalizer && x[0].message.contains("x.invalid/hold"), "{x:?}");
+    let Outcome::TimedOut(x) = &out else {
+        anyhow::bail!("{out:?}")
+    };
+    ensure!(
+        x[0].reason == Reason::Finalizer && x[0].message.contains("x.invalid/hold"),
+        "{x:?}"
+    );
     Ok(())
 }
 
 /// Preflight changes nothing, and tells what would be in the way.
 async fn preflight(b: &Bench<'_>) -> Result<()> {
-    let c = b.node_with("pre", &[("full", rs()), ("two", rs()), ("free", rs())]).await?;
+    let c = b
+        .node_with("pre", &[("full", rs()), ("two", rs()), ("free", rs())])
+        .await?;
     make_budget(&c, "pre", "full", "full", 0, (1, 1), false).await?;
     make_budget(&c, "pre", "two-a", "two", 1, (2, 1), false).await?;
     make_budget(&c, "pre", "two-b", "two", 1, (2, 1), false).await?;
-    let found = b.server("pre").preflight(&Policy::from(&NodePolicy::default()), 20).await?;
-    let reasons: BTreeMap<&str, bool> = found.iter().map(|x| (x.pod.as_str(), x.reason.is_permanent())).collect();
-    ensure!(reasons == BTreeMap::from([("pre/full", false), ("pre/two", true)]), "{found:?}");
+    let found = b
+        .server("pre")
+        .preflight(&Policy::from(&NodePolicy::default()), 20)
+        .await?;
+    let reasons: BTreeMap<&str, bool> = found
+        .iter()
+        .map(|x| (x.pod.as_str(), x.reason.is_permanent()))
+        .collect();
+    ensure!(
+        reasons == BTreeMap::from([("pre/full", false), ("pre/two", true)]),
+        "{found:?}"
+    );
     let pods = pods_of(&c, "pre").await?;
     ensure!(pods.len() == 3 && pods.values().all(|dying| !dying), "{pods:?}");
     Ok(())
@@ -529,7 +613,10 @@ async fn drain_on_a_real_server() {
     let Some(cluster) = Cluster::start("drain", &options).await.unwrap() else {
         return;
     };
-    cluster.apply(&os_e2e::cluster::deployed("rbac.yaml").unwrap()).await.unwrap();
+    cluster
+        .apply(&os_e2e::cluster::deployed("rbac.yaml").unwrap())
+        .await
+        .unwrap();
     let _kubelets = kubelets(admin(&cluster).unwrap());
     let b = Bench {
         cluster: &cluster,
@@ -541,7 +628,12 @@ async fn drain_on_a_real_server() {
             let started = std::time::Instant::now();
             let r = $f(&b).await;
             b.cluster.front.clear();
-            println!("  {} {} ({:.1} s)", stringify!($f), if r.is_ok() { "ok" } else { "FAILED" }, started.elapsed().as_secs_f64());
+            println!(
+                "  {} {} ({:.1} s)",
+                stringify!($f),
+                if r.is_ok() { "ok" } else { "FAILED" },
+                started.elapsed().as_secs_f64()
+            );
             if let Err(e) = r {
                 failed.push(format!("{}: {e:#}", stringify!($f)));
             }

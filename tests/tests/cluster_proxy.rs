@@ -13,12 +13,15 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use os_agent::testing::Fate;
-use os_e2e::cluster::players::{admin, client, kubelets, make_budget, make_node, make_pod, owned_by, pods_of, wait_for};
+use os_e2e::cluster::players::{
+    admin, client, kubelets, make_budget, make_node, make_pod, owned_by, pods_of, wait_for,
+};
 use os_e2e::cluster::server::User;
 use os_e2e::cluster::sim::Sim;
 use os_e2e::cluster::{Action, Audit, Cluster, Options, Rule};
 use os_proxy::api::{
-    ANN_CORDONED_BY, Desired, INSTANCE_NAMESPACE, LABEL_UPGRADING, OS, OSInstance, OsInstanceStatus, Outcome, Phase,
+    ANN_CORDONED_BY, Desired, INSTANCE_NAMESPACE, LABEL_UPGRADING, OS, OSInstance, OsInstanceStatus, Outcome,
+    Phase,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -52,10 +55,15 @@ impl<'a> Story<'a> {
             let more = json!({"metadata": owned_by("ReplicaSet", "rs")});
             make_pod(&b.admin, "default", &format!("{node}-{i}"), node, more).await?;
         }
-        let os: OS = serde_json::from_value(json!({"apiVersion": "upgrade.openeuler.org/v1alpha1", "kind": "OS",
-            "metadata": {"name": node}, "spec": {"osversion": "Slipway 2", "opstype": "upgrade"}}))?;
-        Api::<OS>::namespaced(b.admin.clone(), "default").create(&PostParams::default(), &os).await?;
-        let proxy = client(&b.cluster, &b.ours.token, "os-proxy")?;
+        let os: OS = serde_json::from_value(
+            json!({"apiVersion": "upgrade.openeuler.org/v1alpha1", "kind": "OS",
+            "metadata": {"name": node}, "spec": {"osversion": "Slipway 2", "opstype": "upgrade"}}),
+        )?;
+        Api::<OS>::namespaced(b.admin.clone(), "default")
+            .create(&PostParams::default(), &os)
+            .await?;
+        let (config, token) = (b.cluster.front.url(), b.ours.token.clone());
+        let proxy = Box::new(move || client_at(&config, &token, "os-proxy").expect("a client"));
         let sim = Sim::start(node, b.cluster.dir(), b.admin.clone(), proxy).await?;
         let s = Story {
             b,
@@ -64,8 +72,10 @@ impl<'a> Story<'a> {
             attempt: 0,
             policy: policy(),
         };
-        let i: OSInstance = serde_json::from_value(json!({"apiVersion": "upgrade.openeuler.org/v1alpha1", "kind": "OSInstance",
-            "metadata": {"name": node}, "spec": {"nodestatus": "idle", "desired": "Idle"}}))?;
+        let i: OSInstance = serde_json::from_value(
+            json!({"apiVersion": "upgrade.openeuler.org/v1alpha1", "kind": "OSInstance",
+            "metadata": {"name": node}, "spec": {"nodestatus": "idle", "desired": "Idle"}}),
+        )?;
         s.instances().create(&PostParams::default(), &i).await?;
         Ok(s)
     }
@@ -86,7 +96,9 @@ impl<'a> Story<'a> {
         let mut body = json!({"spec": {"policy": self.policy, "namespacedname": {"name": self.node, "namespace": "default"}}});
         os_e2e::cluster::players::merge(&mut body["spec"], spec);
         let params = PatchParams::default();
-        self.instances().patch(&self.node, &params, &Patch::Merge(body)).await?;
+        self.instances()
+            .patch(&self.node, &params, &Patch::Merge(body))
+            .await?;
         Ok(())
     }
 
@@ -96,7 +108,8 @@ impl<'a> Story<'a> {
     }
 
     async fn stage(&self, version: &str, op: &str) -> Result<()> {
-        self.order(json!({"desired": "Stage", "opid": op, "target": Self::target(version)})).await
+        self.order(json!({"desired": "Stage", "opid": op, "target": Self::target(version)}))
+            .await
     }
 
     async fn wait_phase(&self, phase: Phase) -> Result<OsInstanceStatus> {
@@ -121,18 +134,26 @@ impl<'a> Story<'a> {
         let api: Api<OS> = Api::namespaced(self.b.admin.clone(), "default");
         let grant = json!({"status": {"grants": [{"node": self.node, "nodeUID": node.metadata.uid, "kind": "upgrade",
             "attempt": self.attempt, "grantedAt": now, "notAfter": not_after, "epoch": 1}]}});
-        let os = api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(grant)).await?;
-        ensure!(os.status.is_some_and(|s| s.grants.len() == 1), "the ledger was pruned");
-        self.order(json!({"desired": "Boot", "opid": op, "attempt": self.attempt, "osuid": os.metadata.uid,
+        let os = api
+            .patch_status(&self.node, &PatchParams::default(), &Patch::Merge(grant))
+            .await?;
+        ensure!(
+            os.status.is_some_and(|s| s.grants.len() == 1),
+            "the ledger was pruned"
+        );
+        self.order(
+            json!({"desired": "Boot", "opid": op, "attempt": self.attempt, "osuid": os.metadata.uid,
             "expectbootid": self.sim.boot_id(), "target": Self::target(version),
-            "grant": {"epoch": 1, "grantedat": now, "notafter": not_after}}))
+            "grant": {"epoch": 1, "grantedat": now, "notafter": not_after}}),
+        )
         .await
     }
 
     async fn revoke(&self) -> Result<()> {
         let api: Api<OS> = Api::namespaced(self.b.admin.clone(), "default");
         let none = json!({"status": {"grants": null}});
-        api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(none)).await?;
+        api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(none))
+            .await?;
         Ok(())
     }
 
@@ -144,26 +165,43 @@ impl<'a> Story<'a> {
         .await;
         match r {
             Ok(r) => Ok(r),
-            Err(e) => Err(e.context(format!("{:#?}\n{:?}", self.report().await?, self.sim.machine().status()))),
+            Err(e) => Err(e.context(format!(
+                "{:#?}\n{:?}",
+                self.report().await?,
+                self.sim.machine().status()
+            ))),
         }
     }
 
     /// Cordoned, by whom.
     async fn cordon(&self) -> Result<(bool, Option<String>)> {
         let n = self.nodes().get(&self.node).await?;
-        let by = n.metadata.annotations.and_then(|a| a.get(ANN_CORDONED_BY).cloned());
+        let by = n
+            .metadata
+            .annotations
+            .and_then(|a| a.get(ANN_CORDONED_BY).cloned());
         Ok((n.spec.and_then(|s| s.unschedulable).unwrap_or(false), by))
     }
 
     async fn staged(&self, version: &str) -> Result<()> {
-        self.stage(version, &format!("{}-stage-{version}", self.node)).await?;
+        self.stage(version, &format!("{}-stage-{version}", self.node))
+            .await?;
         self.wait_phase(Phase::Staged).await.map(drop)
     }
 }
 
-fn own_calls<'a>(audit: &'a Audit, user: &'a str, node: &'a str, from: &'a str) -> impl Iterator<Item = &'a os_e2e::cluster::Call> {
+fn own_calls<'a>(
+    audit: &'a Audit,
+    user: &'a str,
+    node: &'a str,
+    from: &'a str,
+) -> impl Iterator<Item = &'a os_e2e::cluster::Call> {
     audit.of(user).filter(move |c| {
-        c.at.as_str() > from && (c.name == node || c.uri.contains(node) || c.name.starts_with(&format!("{node}-")) || c.name.is_empty())
+        c.at.as_str() > from
+            && (c.name == node
+                || c.uri.contains(node)
+                || c.name.starts_with(&format!("{node}-"))
+                || c.name.is_empty())
     })
 }
 
@@ -176,12 +214,18 @@ async fn upgrade(b: &Bench) -> Result<()> {
     ensure!(s.cordon().await? == (false, None), "staging touches no cordon");
     s.grant("2", "plain-1", 120).await?;
     let r = s.result("plain-1").await?;
-    ensure!(r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done), "{r:#?}");
+    ensure!(
+        r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done),
+        "{r:#?}"
+    );
     ensure!(s.cordon().await? == (false, None));
     ensure!(s.sim.boots() == 1, "{} boots", s.sim.boots());
     let label = s.nodes().get("plain").await?.metadata.labels.unwrap_or_default();
     ensure!(!label.contains_key(LABEL_UPGRADING));
-    ensure!(r.agent.as_ref().is_some_and(|a| a.runs(&Sim::digest("2"))), "{r:#?}");
+    ensure!(
+        r.agent.as_ref().is_some_and(|a| a.runs(&Sim::digest("2"))),
+        "{r:#?}"
+    );
     ensure!(pods_of(&b.admin, "plain").await?.is_empty());
     // The release, then quiet.
     s.revoke().await?;
@@ -191,13 +235,25 @@ async fn upgrade(b: &Bench) -> Result<()> {
     let calls: Vec<_> = own_calls(&audit, &b.ours.name, "plain", &from).cloned().collect();
     let counted: Vec<_> = calls.iter().filter(|c| c.resource != "pods/eviction").collect();
     let counts = Audit::counts(counted.iter().copied());
-    println!("    calls of the proxy for one upgrade, without {} evictions: {} {counts:?}", calls.len() - counted.len(), counted.len());
+    println!(
+        "    calls of the proxy for one upgrade, without {} evictions: {} {counts:?}",
+        calls.len() - counted.len(),
+        counted.len()
+    );
     ensure!(counted.len() <= 24, "{counts:?}");
-    ensure!(calls.iter().filter(|c| c.resource == "pods/eviction").all(|c| c.ok() || c.is_dry()));
+    ensure!(
+        calls
+            .iter()
+            .filter(|c| c.resource == "pods/eviction")
+            .all(|c| c.ok() || c.is_dry())
+    );
     let before = calls.len();
     tokio::time::sleep(Duration::from_secs(10)).await;
     let audit = b.cluster.audit()?;
-    ensure!(own_calls(&audit, &b.ours.name, "plain", &from).count() == before, "quiet means no calls");
+    ensure!(
+        own_calls(&audit, &b.ours.name, "plain", &from).count() == before,
+        "quiet means no calls"
+    );
     Ok(())
 }
 
@@ -210,9 +266,19 @@ async fn falls_back(b: &Bench) -> Result<()> {
     s.grant("2", "bad-1", 120).await?;
     let r = s.result("bad-1").await?;
     let x = r.last_result.clone().context("result")?;
-    ensure!(x.outcome == Outcome::RolledBack && x.reason == "RolledBack", "{x:?}");
-    ensure!(r.phase == Phase::Failed && s.cordon().await? == (false, None), "{r:#?}");
-    ensure!(s.sim.boots() == 1, "one reboot was asked for, {} seen", s.sim.boots());
+    ensure!(
+        x.outcome == Outcome::RolledBack && x.reason == "RolledBack",
+        "{x:?}"
+    );
+    ensure!(
+        r.phase == Phase::Failed && s.cordon().await? == (false, None),
+        "{r:#?}"
+    );
+    ensure!(
+        s.sim.boots() == 1,
+        "one reboot was asked for, {} seen",
+        s.sim.boots()
+    );
     Ok(())
 }
 
@@ -222,13 +288,23 @@ async fn foreign_cordon(b: &Bench) -> Result<()> {
     s.sim.start_proxy();
     s.staged("2").await?;
     // The OS object is read right before the cordon: while that takes its time, a human is faster.
-    b.cluster.front.rule(Rule::on("get", "os", Action::Delay(Duration::from_secs(3))).named("foreign").times(1));
+    b.cluster.front.rule(
+        Rule::on("get", "os", Action::Delay(Duration::from_secs(3)))
+            .named("foreign")
+            .times(1),
+    );
     s.grant("2", "foreign-1", 120).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     b.cluster.kubectl(&["cordon", "foreign"]).await?;
     let r = s.result("foreign-1").await?;
-    ensure!(r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done), "{r:#?}");
-    ensure!(s.cordon().await? == (true, None), "the human's cordon is still there");
+    ensure!(
+        r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done),
+        "{r:#?}"
+    );
+    ensure!(
+        s.cordon().await? == (true, None),
+        "the human's cordon is still there"
+    );
     let audit = b.cluster.audit()?;
     let lifted = audit
         .of(&b.ours.name)
@@ -248,16 +324,33 @@ async fn blocked(b: &Bench) -> Result<()> {
     s.grant("2", "blocked-1", 120).await?;
     let r = wait_for("the report", LIMIT, || async {
         let r = s.report().await?;
-        Ok(r.drain.as_ref().is_some_and(|d| !d.blocked_by.is_empty() && r.phase == Phase::Draining).then_some(r))
+        Ok(r.drain
+            .as_ref()
+            .is_some_and(|d| !d.blocked_by.is_empty() && r.phase == Phase::Draining)
+            .then_some(r))
     })
     .await?;
     let by = &r.drain.as_ref().context("drain")?.blocked_by[0];
-    ensure!(by.pod == "default/blocked-0" && by.pdb.as_deref() == Some("default/blocked") && by.reason == "PDBAtLimit", "{by:?}");
+    ensure!(
+        by.pod == "default/blocked-0"
+            && by.pdb.as_deref() == Some("default/blocked")
+            && by.reason == "PDBAtLimit",
+        "{by:?}"
+    );
     let r = s.result("blocked-1").await?;
     let x = r.last_result.clone().context("result")?;
-    ensure!(x.outcome == Outcome::Aborted && x.reason == "DrainTimeout", "{x:?}");
-    ensure!(r.next_retry.is_some() && s.sim.boots() == 0 && s.cordon().await? == (false, None), "{r:#?}");
-    let events = b.cluster.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]).await?;
+    ensure!(
+        x.outcome == Outcome::Aborted && x.reason == "DrainTimeout",
+        "{x:?}"
+    );
+    ensure!(
+        r.next_retry.is_some() && s.sim.boots() == 0 && s.cordon().await? == (false, None),
+        "{r:#?}"
+    );
+    let events = b
+        .cluster
+        .kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"])
+        .await?;
     ensure!(events.contains("DrainBlocked"), "{events}");
     Ok(())
 }
@@ -267,14 +360,25 @@ async fn no_boot_after_errors(b: &Bench) -> Result<()> {
     let mut s = Story::new(b, "errors").await?;
     s.sim.start_proxy();
     s.staged("2").await?;
-    for (i, (verb, resource)) in [("list", "pods"), ("create", "pods/eviction"), ("get", "os")].into_iter().enumerate() {
+    for (i, (verb, resource)) in [("list", "pods"), ("create", "pods/eviction"), ("get", "os")]
+        .into_iter()
+        .enumerate()
+    {
         s.policy["draintimeoutseconds"] = json!(4);
-        let n = b.cluster.front.rule(Rule::on(verb, resource, Action::error(500)).by("upgrade-proxy"));
+        let n = b
+            .cluster
+            .front
+            .rule(Rule::on(verb, resource, Action::error(500)).by("upgrade-proxy"));
         let op = format!("errors-{i}");
         s.grant("2", &op, 8).await?;
         let r = s.result(&op).await?;
         b.cluster.front.unrule(n);
-        ensure!(r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Aborted), "{verb} {resource}: {r:#?}");
+        ensure!(
+            r.last_result
+                .as_ref()
+                .is_some_and(|x| x.outcome == Outcome::Aborted),
+            "{verb} {resource}: {r:#?}"
+        );
         ensure!(s.sim.boots() == 0, "{verb} {resource}");
         ensure!(s.cordon().await? == (false, None), "{verb} {resource}");
     }
@@ -286,18 +390,29 @@ async fn no_grant_no_cordon(b: &Bench) -> Result<()> {
     let mut s = Story::new(b, "nogrant").await?;
     s.sim.start_proxy();
     s.staged("2").await?;
-    b.cluster.front.rule(Rule::on("get", "os", Action::Delay(Duration::from_secs(2))).named("nogrant").times(1));
+    b.cluster.front.rule(
+        Rule::on("get", "os", Action::Delay(Duration::from_secs(2)))
+            .named("nogrant")
+            .times(1),
+    );
     s.grant("2", "nogrant-1", 60).await?;
     s.revoke().await?;
     let r = s.result("nogrant-1").await?;
-    ensure!(r.last_result.as_ref().is_some_and(|x| x.reason == "GrantGone"), "{r:#?}");
+    ensure!(
+        r.last_result.as_ref().is_some_and(|x| x.reason == "GrantGone"),
+        "{r:#?}"
+    );
     ensure!(s.cordon().await? == (false, None) && pods_of(&b.admin, "nogrant").await?.len() == 3);
     Ok(())
 }
 
 /// R4: the connection breaks and the proxy dies at its n-th call, for every n: converges, one reboot, no cordon left.
 async fn killed_at_every_call(b: &Bench) -> Result<()> {
-    let most = if std::env::var_os("SLIPWAY_LONG").is_some() { 40 } else { 12 };
+    let most = if std::env::var_os("SLIPWAY_LONG").is_some() {
+        40
+    } else {
+        12
+    };
     let step = if most == 40 { 1 } else { 3 };
     let mut reached = 0;
     for n in (0..most * step).step_by(step as usize) {
@@ -305,14 +420,24 @@ async fn killed_at_every_call(b: &Bench) -> Result<()> {
         let mut s = Story::new(b, &name).await?;
         let action = if n % 2 == 0 { Action::Cut } else { Action::CutAfter };
         // Only this node's calls pass while it is the only one with a proxy.
-        let rule = b.cluster.front.rule(Rule::on("", "", action).by("upgrade-proxy").after(n).times(1));
+        let rule = b
+            .cluster
+            .front
+            .rule(Rule::on("", "", action).by("upgrade-proxy").after(n).times(1));
         b.cluster.front.record(true);
         s.sim.start_proxy();
         let killer = async {
             // The proxy dies soon after the broken call, wherever it is then.
             loop {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                if b.cluster.front.seen().iter().filter(|x| x.user.contains("upgrade-proxy")).count() as u64 > n {
+                if b.cluster
+                    .front
+                    .seen()
+                    .iter()
+                    .filter(|x| x.user.contains("upgrade-proxy"))
+                    .count() as u64
+                    > n
+                {
                     s.sim.start_proxy();
                     std::future::pending::<()>().await;
                 }
@@ -332,7 +457,14 @@ async fn killed_at_every_call(b: &Bench) -> Result<()> {
         let killer = async {
             loop {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                if b.cluster.front.seen().iter().filter(|x| x.user.contains("upgrade-proxy")).count() as u64 > n {
+                if b.cluster
+                    .front
+                    .seen()
+                    .iter()
+                    .filter(|x| x.user.contains("upgrade-proxy"))
+                    .count() as u64
+                    > n
+                {
                     s.sim.start_proxy();
                     std::future::pending::<()>().await;
                 }
@@ -342,12 +474,25 @@ async fn killed_at_every_call(b: &Bench) -> Result<()> {
             r = s.result(&name) => r?,
             () = killer => OsInstanceStatus::default(),
         };
-        let total = b.cluster.front.seen().iter().filter(|x| x.user.contains("upgrade-proxy")).count() as u64;
+        let total = b
+            .cluster
+            .front
+            .seen()
+            .iter()
+            .filter(|x| x.user.contains("upgrade-proxy"))
+            .count() as u64;
         b.cluster.front.unrule(rule);
         b.cluster.front.record(false);
         reached += u64::from(total > n);
-        ensure!(r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done), "call {n}: {r:#?}");
-        ensure!(s.sim.boots() == 1 && s.cordon().await? == (false, None), "call {n}: {} boots", s.sim.boots());
+        ensure!(
+            r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done),
+            "call {n}: {r:#?}"
+        );
+        ensure!(
+            s.sim.boots() == 1 && s.cordon().await? == (false, None),
+            "call {n}: {} boots",
+            s.sim.boots()
+        );
         s.sim.kill_proxy();
     }
     println!("    killed at {reached} different calls");
@@ -361,12 +506,18 @@ async fn api_away_after_the_boot(b: &Bench) -> Result<()> {
     s.sim.start_proxy();
     s.staged("2").await?;
     s.grant("2", "away-1", 120).await?;
-    wait_for("the boot", LIMIT, || async { Ok((s.sim.boots() == 1).then_some(())) }).await?;
+    wait_for("the boot", LIMIT, || async {
+        Ok((s.sim.boots() == 1).then_some(()))
+    })
+    .await?;
     b.cluster.front.down(true);
     tokio::time::sleep(Duration::from_secs(5)).await;
     b.cluster.front.down(false);
     let r = s.result("away-1").await?;
-    ensure!(r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done), "{r:#?}");
+    ensure!(
+        r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Done),
+        "{r:#?}"
+    );
     ensure!(s.sim.boots() == 1);
     Ok(())
 }
@@ -379,7 +530,10 @@ async fn window_closes(b: &Bench) -> Result<()> {
     s.staged("2").await?;
     s.grant("2", "window-1", 5).await?;
     let r = s.result("window-1").await?;
-    ensure!(r.last_result.as_ref().is_some_and(|x| x.reason == "GrantExpired"), "{r:#?}");
+    ensure!(
+        r.last_result.as_ref().is_some_and(|x| x.reason == "GrantExpired"),
+        "{r:#?}"
+    );
     ensure!(s.sim.boots() == 0 && s.cordon().await? == (false, None));
     Ok(())
 }
@@ -392,9 +546,15 @@ async fn withdrawn(b: &Bench) -> Result<()> {
     s.staged("2").await?;
     s.grant("2", "withdrawn-1", 100).await?;
     s.wait_phase(Phase::Draining).await?;
-    s.order(json!({"desired": format!("{:?}", Desired::Abort)})).await?;
+    s.order(json!({"desired": format!("{:?}", Desired::Abort)}))
+        .await?;
     let r = s.result("withdrawn-1").await?;
-    ensure!(r.last_result.as_ref().is_some_and(|x| x.outcome == Outcome::Aborted), "{r:#?}");
+    ensure!(
+        r.last_result
+            .as_ref()
+            .is_some_and(|x| x.outcome == Outcome::Aborted),
+        "{r:#?}"
+    );
     ensure!(s.sim.boots() == 0 && s.cordon().await? == (false, None));
     Ok(())
 }
@@ -405,9 +565,13 @@ async fn wrong_checksum(b: &Bench) -> Result<()> {
     s.sim.start_proxy();
     let mut t = Story::target("2");
     t["digest"] = json!("00".repeat(32));
-    s.order(json!({"desired": "Stage", "opid": "sum-1", "target": t})).await?;
+    s.order(json!({"desired": "Stage", "opid": "sum-1", "target": t}))
+        .await?;
     let r = s.wait_phase(Phase::Failed).await?;
-    ensure!(r.failure.as_ref().is_some_and(|x| x.reason == "DigestMismatch"), "{r:#?}");
+    ensure!(
+        r.failure.as_ref().is_some_and(|x| x.reason == "DigestMismatch"),
+        "{r:#?}"
+    );
     ensure!(s.cordon().await? == (false, None));
     Ok(())
 }
@@ -441,7 +605,12 @@ async fn a_nodes_way_through_updates() {
                 let started = std::time::Instant::now();
                 let r = $f(&b).await;
                 b.cluster.front.clear();
-                println!("  {} {} ({:.1} s)", stringify!($f), if r.is_ok() { "ok" } else { "FAILED" }, started.elapsed().as_secs_f64());
+                println!(
+                    "  {} {} ({:.1} s)",
+                    stringify!($f),
+                    if r.is_ok() { "ok" } else { "FAILED" },
+                    started.elapsed().as_secs_f64()
+                );
                 if let Err(e) = r {
                     failed.push(format!("{}: {e:#}", stringify!($f)));
                 }

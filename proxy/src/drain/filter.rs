@@ -58,7 +58,8 @@ pub fn verdict(pod: &PodFact, policy: &Policy, daemonsets: &DaemonSets, now: Tim
     if pod.empty_dir && !pod.finished && !policy.delete_empty_dir {
         return Verdict::Refuse(
             Reason::LocalData,
-            "it has data in an emptyDir: set drain.deleteemptydirdata (or evictpodforce) if that may be lost".into(),
+            "it has data in an emptyDir: set drain.deleteemptydirdata (or evictpodforce) if that may be lost"
+                .into(),
         );
     }
     if pod.controller.is_none() && !pod.finished && !policy.evict_unmanaged {

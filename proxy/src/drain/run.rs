@@ -233,7 +233,14 @@ impl Server {
         Ok(self.plan(&pods, &known, &Tries::new(), policy, now).step == Step::Empty)
     }
 
-    fn plan(&self, pods: &[PodFact], known: &DaemonSets, tries: &Tries, policy: &Policy, now: Timestamp) -> Plan {
+    fn plan(
+        &self,
+        pods: &[PodFact],
+        known: &DaemonSets,
+        tries: &Tries,
+        policy: &Policy,
+        now: Timestamp,
+    ) -> Plan {
         plan::plan(&Facts {
             pods,
             daemonsets: known,
@@ -337,7 +344,18 @@ async fn empty(
             pods: pods.into_iter().map(|p| (p.uid.clone(), p)).collect(),
             version,
         };
-        match follow(server, policy, started, progress, &mut view, &mut known, &mut tries, &mut last_blocked).await {
+        match follow(
+            server,
+            policy,
+            started,
+            progress,
+            &mut view,
+            &mut known,
+            &mut tries,
+            &mut last_blocked,
+        )
+        .await
+        {
             Some(out) => return out,
             None => continue,
         }

@@ -40,7 +40,10 @@ fn of_daemonset(name: &str) -> PodFact {
 }
 
 fn judge(p: &PodFact, policy: &Policy) -> String {
-    let known = DaemonSets::from([(("d".into(), "ds".into()), true), (("d".into(), "gone".into()), false)]);
+    let known = DaemonSets::from([
+        (("d".into(), "ds".into()), true),
+        (("d".into(), "gone".into()), false),
+    ]);
     match verdict(p, policy, &known, t(0)) {
         Verdict::Evict => "evict".into(),
         Verdict::Skip(w) => format!("skip: {w}"),
@@ -69,7 +72,11 @@ fn filters_in_order_and_the_first_no_wins() {
         empty_dir: true,
         ..of_daemonset("p")
     };
-    assert_eq!(judge(&with_data, &policy()), "skip: DaemonSet", "before the emptyDir filter");
+    assert_eq!(
+        judge(&with_data, &policy()),
+        "skip: DaemonSet",
+        "before the emptyDir filter"
+    );
     let orphan = PodFact {
         controller: Some(("DaemonSet".into(), "gone".into())),
         ..pod("p")
@@ -136,7 +143,11 @@ fn report_26_the_bytes_of_an_eviction() {
         json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p", "namespace": "d"},
             "deleteOptions": {"preconditions": {"uid": "uid-p"}, "gracePeriodSeconds": 7}})
     );
-    assert_eq!(body(&p, 0)["deleteOptions"]["gracePeriodSeconds"], 0, "0 kills at once");
+    assert_eq!(
+        body(&p, 0)["deleteOptions"]["gracePeriodSeconds"],
+        0,
+        "0 kills at once"
+    );
     assert!(body(&p, -1)["deleteOptions"].get("gracePeriodSeconds").is_none());
 }
 
@@ -154,10 +165,17 @@ fn answers_mean_what_the_server_means() {
     let full = answer(
         429,
         None,
-        &status(429, "Cannot evict pod as it would violate the pod's disruption budget.", Some(("DisruptionBudget", limit))),
+        &status(
+            429,
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            Some(("DisruptionBudget", limit)),
+        ),
     );
     let (reason, pdb, text) = full.blocks(&pod("p")).unwrap();
-    assert_eq!((reason, pdb.as_deref(), text.as_str()), (Reason::PDBAtLimit, Some("d/web"), limit));
+    assert_eq!(
+        (reason, pdb.as_deref(), text.as_str()),
+        (Reason::PDBAtLimit, Some("d/web"), limit)
+    );
     let unready = PodFact {
         ready: false,
         ..pod("p")
@@ -168,7 +186,11 @@ fn answers_mean_what_the_server_means() {
     assert!(text.contains("AlwaysAllow"), "{text}");
 
     let fresh = "The disruption budget web is still being processed by the server.";
-    let early = answer(429, Some(10), &status(429, "Cannot evict", Some(("DisruptionBudget", fresh))));
+    let early = answer(
+        429,
+        Some(10),
+        &status(429, "Cannot evict", Some(("DisruptionBudget", fresh))),
+    );
     assert_eq!(early.blocks(&pod("p")).unwrap().0, Reason::PDBNotObserved);
 
     // Report 7 (bottlerocket-update-operator 483): overload says nothing about the pod.
@@ -176,20 +198,40 @@ fn answers_mean_what_the_server_means() {
     assert_eq!(busy, Answer::Overload { retry_after: Some(1) });
     assert_eq!(busy.blocks(&pod("p")), None);
 
-    let two = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
-    assert_eq!(answer(500, None, &status(500, two, None)).blocks(&pod("p")).unwrap().0, Reason::MultiplePDBs);
-    assert!(matches!(answer(500, None, &status(500, "etcdserver: timeout", None)), Answer::Transient(_)));
+    let two =
+        "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+    assert_eq!(
+        answer(500, None, &status(500, two, None))
+            .blocks(&pod("p"))
+            .unwrap()
+            .0,
+        Reason::MultiplePDBs
+    );
+    assert!(matches!(
+        answer(500, None, &status(500, "etcdserver: timeout", None)),
+        Answer::Transient(_)
+    ));
     assert!(matches!(answer(504, None, &json!(null)), Answer::Transient(_)));
     assert_eq!(answer(201, None, &json!(null)), Answer::Accepted);
     assert_eq!(answer(404, None, &json!(null)), Answer::Gone);
     assert_eq!(answer(409, None, &json!(null)), Answer::Conflict);
-    let ending = status(403, "forbidden", Some(("NamespaceTerminating", "namespace d is being terminated")));
+    let ending = status(
+        403,
+        "forbidden",
+        Some(("NamespaceTerminating", "namespace d is being terminated")),
+    );
     assert_eq!(answer(403, None, &ending), Answer::Terminating);
     assert_eq!(
-        answer(403, None, &status(403, "negative allowance", None)).blocks(&pod("p")).unwrap().0,
+        answer(403, None, &status(403, "negative allowance", None))
+            .blocks(&pod("p"))
+            .unwrap()
+            .0,
         Reason::Forbidden
     );
-    assert!(matches!(answer(400, None, &status(400, "name mismatch", None)), Answer::Malformed(_)));
+    assert!(matches!(
+        answer(400, None, &status(400, "name mismatch", None)),
+        Answer::Malformed(_)
+    ));
     // KubeVirt answers 429 from a webhook: the machine is being moved, then the pod goes.
     for code in [429, 403, 400] {
         let m = "admission webhook \"virt-launcher-eviction-interceptor.kubevirt.io\" denied the request: Eviction triggered evacuation of VMI";
@@ -294,7 +336,13 @@ fn no_more_than_so_many_at_once_and_stuck_pods_do_not_count() {
     assert_eq!(c.plan(10).evict.len(), 0);
     let late = c.plan(40);
     assert_eq!(late.evict.len(), 3, "three hang: the others go all the same");
-    assert_eq!(late.blocked.iter().filter(|b| b.reason == Reason::StuckTerminating).count(), 3);
+    assert_eq!(
+        late.blocked
+            .iter()
+            .filter(|b| b.reason == Reason::StuckTerminating)
+            .count(),
+        3
+    );
 }
 
 /// Report 3 (bottlerocket-update-operator 650): the budget allows 0; the report names pod and budget.
@@ -305,7 +353,10 @@ fn report_3_blocked_by_names_pod_and_budget_and_time_ends_it() {
     let p = c.plan(1);
     assert_eq!((p.step, p.evict.len()), (Step::Go, 0));
     let b = &p.blocked[0];
-    assert_eq!((b.pod.as_str(), b.pdb.as_deref(), b.reason), ("d/a", Some("d/web"), Reason::PDBAtLimit));
+    assert_eq!(
+        (b.pod.as_str(), b.pdb.as_deref(), b.reason),
+        ("d/a", Some("d/web"), Reason::PDBAtLimit)
+    );
     assert_eq!(b.since, t(0));
     // 5 s, then longer, with jitter, never beyond 30 s (+20 %).
     assert!(p.wake >= t(3) && p.wake <= t(7), "{}", p.wake);
@@ -316,13 +367,22 @@ fn report_3_blocked_by_names_pod_and_budget_and_time_ends_it() {
     assert!(next >= t(7 * 40 + 23) && next <= t(7 * 40 + 37), "{next}");
     assert_eq!(c.plan(300).blocked[0].since, t(0), "since the first refusal");
     let over = c.plan(1800);
-    assert_eq!((over.step, over.blocked.len(), over.evict.len()), (Step::TimedOut, 1, 0));
+    assert_eq!(
+        (over.step, over.blocked.len(), over.evict.len()),
+        (Step::TimedOut, 1, 0)
+    );
 }
 
 #[test]
 fn the_servers_wish_to_wait_is_honoured() {
     let mut c = Case::new(&[pod("a"), pod("b")]);
-    c.answer("a", Answer::Overload { retry_after: Some(17) }, 0);
+    c.answer(
+        "a",
+        Answer::Overload {
+            retry_after: Some(17),
+        },
+        0,
+    );
     assert_eq!(c.tries["uid-a"].next, t(17));
     assert_eq!(c.plan(1).blocked, []);
     c.answer(
@@ -393,7 +453,14 @@ fn errors_that_say_nothing_are_repeated_soon_and_not_reported() {
     let p = c.plan(1);
     assert_eq!((p.blocked.len(), p.step), (0, Step::Go));
     assert_eq!(c.plan(7).evict.len(), 1);
-    assert!(matches!(&c.tries["uid-a"], Try { accepted: false, refusals: 0, .. }));
+    assert!(matches!(
+        &c.tries["uid-a"],
+        Try {
+            accepted: false,
+            refusals: 0,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -409,13 +476,21 @@ fn volumes_of_pods_that_stay_may_stay() {
     use super::volumes::{Attached, attached_to, in_the_way};
     use k8s_openapi::api::storage::v1::VolumeAttachment;
     let va = |name: &str, node: &str, attached: bool| -> VolumeAttachment {
-        serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"attacher": "a", "nodeName": node,
-            "source": {"persistentVolumeName": format!("pv-{name}")}}, "status": {"attached": attached}}))
+        serde_json::from_value(
+            json!({"metadata": {"name": name}, "spec": {"attacher": "a", "nodeName": node,
+            "source": {"persistentVolumeName": format!("pv-{name}")}}, "status": {"attached": attached}}),
+        )
         .unwrap()
     };
     let all = [va("1", "n", true), va("2", "n", false), va("3", "other", true)];
     let mine = attached_to("n", &all);
-    assert_eq!(mine, [Attached { name: "1".into(), volume: "pv-1".into() }]);
+    assert_eq!(
+        mine,
+        [Attached {
+            name: "1".into(),
+            volume: "pv-1".into()
+        }]
+    );
     assert_eq!(in_the_way(mine.clone(), &[]).len(), 1);
     let staying = PodFact {
         claims: vec!["c".into()],

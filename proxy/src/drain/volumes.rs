@@ -31,5 +31,9 @@ pub fn in_the_way(attached: Vec<Attached>, staying: &[PodFact]) -> Vec<Attached>
         .iter()
         .flat_map(|p| p.claims.iter().map(move |c| (&p.namespace, c)))
         .collect();
-    if attached.len() <= kept.len() { Vec::new() } else { attached }
+    if attached.len() <= kept.len() {
+        Vec::new()
+    } else {
+        attached
+    }
 }

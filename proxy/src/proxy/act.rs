@@ -6,8 +6,8 @@ use super::decide::Action;
 use super::facts::{AgentFact, Facts, Fail, NodeFact, Preflight, Step, Work};
 use super::run::{Memory, Settings};
 use crate::api::{
-    self, Configs, Desired, GrantKind, INSTANCE_NAMESPACE, LABEL_CONFIGURING, LABEL_SERIAL, LABEL_UPGRADING, OS, OSInstance,
-    OsInstanceSpec, OsInstanceStatus, PROXY_MANAGER,
+    self, Configs, Desired, GrantKind, INSTANCE_NAMESPACE, LABEL_CONFIGURING, LABEL_SERIAL, LABEL_UPGRADING,
+    OS, OSInstance, OsInstanceSpec, OsInstanceStatus, PROXY_MANAGER,
 };
 use crate::drain::run::{Progress, Server};
 use crate::drain::{self, Policy};
@@ -145,12 +145,18 @@ impl Actor {
             Action::Commit => {
                 let (agent, digest) = (f.agent.clone().unwrap_or_default(), target_digest(f));
                 let op = op_of(f, &agent);
-                let digest = if agent.report.runs(&digest) { digest } else { String::new() };
-                let r = self
-                    .agent
+                let digest = if agent.report.runs(&digest) {
+                    digest
+                } else {
+                    String::new()
+                };
+                // A refusal (not healthy any more) is asked for again until the health timeout ends it.
+                self.agent
                     .commit(&format!("{op}.commit"), &digest, &agent.report.boot_id)
-                    .await;
-                self.keep(Step::Commit, r, mem)
+                    .await
+                    .map_err(Error::Agent)?;
+                mem.done.insert(Step::Commit, Ok(()));
+                Ok(())
             }
             Action::RollBack => {
                 let agent = f.agent.clone().unwrap_or_default();
@@ -162,7 +168,11 @@ impl Actor {
                 self.keep(Step::Rollback, r, mem)
             }
             Action::Cancel => {
-                let boot = f.agent.as_ref().map(|a| a.report.boot_id.clone()).unwrap_or_default();
+                let boot = f
+                    .agent
+                    .as_ref()
+                    .map(|a| a.report.boot_id.clone())
+                    .unwrap_or_default();
                 let r = self.agent.cancel(&format!("{}.cancel", f.op_id()), &boot).await;
                 self.keep(Step::Cancel, r, mem)
             }
@@ -211,7 +221,11 @@ impl Actor {
     async fn event(&self, f: &Facts, reason: &str, message: &str, warning: bool) {
         let Some(node) = &f.node else { return };
         let seed = format!("{}/{reason}/{message}", f.op_id());
-        let name = format!("{:.200}.{:08x}", node.name, (drain::jitter(&seed, 0) * 1e9) as u64);
+        let name = format!(
+            "{:.200}.{:08x}",
+            node.name,
+            (drain::jitter(&seed, 0) * 1e9) as u64
+        );
         let now = self.now();
         let event: std::result::Result<Event, _> = serde_json::from_value(json!({
             "metadata": {"name": name, "namespace": INSTANCE_NAMESPACE},
@@ -273,22 +287,39 @@ impl Actor {
             ..Default::default()
         };
         let (agent, changed) = (self.agent.clone(), Arc::clone(&self.changed));
+        let wanted = target.digest.clone();
         let (tx, rx) = watch::channel(Work::Running);
         mem.start_stage(
             rx,
             tokio::spawn(async move {
-                let r = agent.stage(request).await;
-                if let Ok(x) = &r {
-                    super::metrics::staged(x.written_bytes);
+                let mut r = agent
+                    .stage(request)
+                    .await
+                    .map(|x| super::metrics::staged(x.written_bytes));
+                // Proven by what the agent says of the slot, not by the answer alone.
+                if r.is_ok() {
+                    r = match agent.status().await {
+                        Ok(a) if a.report.has_staged(&wanted) => Ok(()),
+                        Ok(_) => Err(Fail {
+                            reason: "NotStaged".into(),
+                            message: "the agent staged it and the slot does not hold it".into(),
+                            passing: true,
+                        }),
+                        Err(e) => Err(e),
+                    };
                 }
-                let _ = tx.send(Work::Ended(r.map(drop)));
+                let _ = tx.send(Work::Ended(r));
                 changed.notify_one();
             }),
         );
     }
 
     fn drain(&self, f: &Facts, since: Timestamp, mem: &mut Memory) {
-        let policy = f.order.as_ref().and_then(|o| o.policy.clone()).unwrap_or_default();
+        let policy = f
+            .order
+            .as_ref()
+            .and_then(|o| o.policy.clone())
+            .unwrap_or_default();
         let policy = Policy::from(&policy);
         let (server, changed) = (self.server(), Arc::clone(&self.changed));
         let (progress, shown) = watch::channel(Progress::default());
@@ -336,7 +367,10 @@ impl Actor {
         Ok(os.is_some_and(|os| {
             os.metadata.uid == order.osuid
                 && os.status.iter().flat_map(|s| &s.grants).any(|g| {
-                    g.node == node.name && g.node_uid == node.uid && g.attempt == order.attempt && now < g.not_after.0
+                    g.node == node.name
+                        && g.node_uid == node.uid
+                        && g.attempt == order.attempt
+                        && now < g.not_after.0
                 })
         }))
     }
@@ -344,7 +378,10 @@ impl Actor {
     async fn cordon(&self, f: &Facts, owner: Option<&str>, mem: &mut Memory) -> Result<()> {
         let Some(order) = &f.order else { return Ok(()) };
         if !self.granted(f, order).await? {
-            let why = refuse("GrantGone", "the ledger does not hold this node's grant (any more)");
+            let why = refuse(
+                "GrantGone",
+                "the ledger does not hold this node's grant (any more)",
+            );
             mem.done.insert(Step::Cordon, Err(why));
             return Err(Error::Stale("no grant"));
         }
@@ -370,7 +407,12 @@ impl Actor {
             body["spec"] = json!({"unschedulable": null});
         }
         self.patch_node(f, body, mem).await?;
-        if let Some(t) = mem.report.phase_since.as_ref().filter(|_| mem.report.phase.past_boot()) {
+        if let Some(t) = mem
+            .report
+            .phase_since
+            .as_ref()
+            .filter(|_| mem.report.phase.past_boot())
+        {
             super::metrics::downtime(u64::try_from(self.now().as_second() - t.0.as_second()).unwrap_or(0));
         }
         Ok(())
@@ -396,7 +438,10 @@ impl Actor {
                 Err(kube::Error::Api(s)) if s.code == 409 => {}
                 Err(e) => return Err(kube_error("patching our Node")(e)),
             }
-            let fresh = api.get(&node.name).await.map_err(kube_error("reading our Node"))?;
+            let fresh = api
+                .get(&node.name)
+                .await
+                .map_err(kube_error("reading our Node"))?;
             let fresh = NodeFact::from(&fresh);
             let same = |n: &NodeFact| (n.uid.clone(), n.unschedulable, n.cordoned_by.clone());
             if same(&fresh) != same(&node) {
@@ -425,7 +470,10 @@ impl Actor {
             return Err(Error::Stale("pods came back"));
         }
         if !self.granted(f, order).await? {
-            return Ok(Err(refuse("GrantGone", "the ledger does not hold this node's grant (any more)")));
+            return Ok(Err(refuse(
+                "GrantGone",
+                "the ledger does not hold this node's grant (any more)",
+            )));
         }
         let mine = self
             .instances()
@@ -433,7 +481,9 @@ impl Actor {
             .await
             .map_err(kube_error("reading our OSInstance"))?;
         let same = mine.is_some_and(|i| {
-            i.spec.opid == order.opid && matches!(i.spec.desired, Desired::Boot | Desired::Rollback) && i.spec.target == order.target
+            i.spec.opid == order.opid
+                && matches!(i.spec.desired, Desired::Boot | Desired::Rollback)
+                && i.spec.target == order.target
         });
         if !same {
             return Err(Error::Stale("the order changed"));
@@ -441,7 +491,10 @@ impl Actor {
         let target = order.target.clone().unwrap_or_default();
         let agent: AgentFact = self.agent.status().await.map_err(Error::Agent)?;
         if target.kind != GrantKind::Reboot && !agent.report.has_staged(&target.digest) {
-            return Ok(Err(refuse("NotStaged", "the inactive slot does not hold the target (any more)")));
+            return Ok(Err(refuse(
+                "NotStaged",
+                "the inactive slot does not hold the target (any more)",
+            )));
         }
         let expected = order.expectbootid.clone().unwrap_or_default();
         if agent.report.boot_id != expected {
@@ -451,7 +504,10 @@ impl Actor {
         let not_after = order.grant.as_ref().map_or(now, |g| g.notafter.0);
         let valid = now.as_second() + BOOT_VALID_SECS;
         if valid >= not_after.as_second() {
-            return Ok(Err(refuse("GrantExpired", "too little of the grant's time is left to boot")));
+            return Ok(Err(refuse(
+                "GrantExpired",
+                "too little of the grant's time is left to boot",
+            )));
         }
         self.report(report, mem).await?;
         let deadline = policy.healthtimeoutseconds.max(0) + WATCHDOG_MARGIN_SECS;
@@ -478,7 +534,11 @@ impl Actor {
 
     /// Pods of the DaemonSets that count, on this node, which are not Ready.
     async fn unready(&self, f: &Facts) -> Result<Vec<String>> {
-        let policy = f.order.as_ref().and_then(|o| o.policy.clone()).unwrap_or_default();
+        let policy = f
+            .order
+            .as_ref()
+            .and_then(|o| o.policy.clone())
+            .unwrap_or_default();
         let api: Api<Pod> = Api::all(self.client.clone());
         let params = ListParams::default().fields(&format!("spec.nodeName={}", self.settings.node));
         let pods = api.list(&params).await.map_err(kube_error("listing our pods"))?;
@@ -503,9 +563,10 @@ pub fn not_ready(pods: &[drain::PodFact], wanted: Option<&[String]>) -> Vec<Stri
         .map(drain::PodFact::id)
         .collect();
     for w in wanted.into_iter().flatten() {
-        let there = pods
-            .iter()
-            .any(|p| p.daemonset().is_some_and(|(ns, name)| *w == format!("{ns}/{name}")));
+        let there = pods.iter().any(|p| {
+            p.daemonset()
+                .is_some_and(|(ns, name)| *w == format!("{ns}/{name}"))
+        });
         if !there {
             bad.push(format!("{w} (no pod here)"));
         }

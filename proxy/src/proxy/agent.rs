@@ -36,7 +36,9 @@ pub fn fail_of(s: &tonic::Status) -> Fail {
         .and_then(|i| i.reason.parse::<Code>().ok())
         .unwrap_or(match s.code() {
             tonic::Code::Unimplemented => Code::Unimplemented,
-            tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Unknown => Code::AgentUnavailable,
+            tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Unknown => {
+                Code::AgentUnavailable
+            }
             _ => Code::Internal,
         });
     let reason = match (code, code.class()) {
@@ -49,14 +51,19 @@ pub fn fail_of(s: &tonic::Status) -> Fail {
         reason: reason.to_owned(),
         message: s.message().to_owned(),
         passing: code.class() == Class::Retry
-            || matches!(code, Code::Busy | Code::Cancelled | Code::BootIdChanged | Code::OrderExpired),
+            || matches!(
+                code,
+                Code::Busy | Code::Cancelled | Code::BootIdChanged | Code::OrderExpired
+            ),
     }
 }
 
 impl Agent {
     /// The agent behind this socket.
     pub fn new(path: &Path) -> Agent {
-        Agent { path: path.to_owned() }
+        Agent {
+            path: path.to_owned(),
+        }
     }
 
     async fn client(&self) -> Result<AgentClient<Channel>, Fail> {
@@ -124,7 +131,12 @@ impl Agent {
         loop {
             match stream.message().await {
                 Err(s) => return Err(fail_of(&s)),
-                Ok(None) => return Err(passing("AgentUnavailable", "the stream of Stage ended without a result")),
+                Ok(None) => {
+                    return Err(passing(
+                        "AgentUnavailable",
+                        "the stream of Stage ended without a result",
+                    ));
+                }
                 Ok(Some(m)) => {
                     if let Some(stage_event::Event::Result(r)) = m.event {
                         return Ok(r);
@@ -166,7 +178,12 @@ impl Agent {
         }
         Err(Fail {
             reason: "ConfigRejected".into(),
-            message: format!("{} of {} entries: {}", bad.len(), reply.results.len(), bad.join("; ")),
+            message: format!(
+                "{} of {} entries: {}",
+                bad.len(),
+                reply.results.len(),
+                bad.join("; ")
+            ),
             passing: false,
         })
     }
@@ -231,8 +248,13 @@ impl Agent {
     /// # Errors
     /// The agent's.
     pub async fn forget(&self, digest: &str) -> Result<(), Fail> {
-        let request = v1::ForgetRequest { digest: digest.into() };
-        match self.call(CALL, |mut c| async move { c.forget(request).await }).await {
+        let request = v1::ForgetRequest {
+            digest: digest.into(),
+        };
+        match self
+            .call(CALL, |mut c| async move { c.forget(request).await })
+            .await
+        {
             Err(f) if f.reason != "NothingToDo" => Err(f),
             _ => Ok(()),
         }
@@ -340,7 +362,9 @@ impl From<&v1::StatusReply> for AgentFact {
             fall_back_cause: failure
                 .map(|f| format!("{}: {}", f.cause().as_str_name(), f.message))
                 .unwrap_or_default(),
-            reboot_required: s.reboot_required.then(|| s.reboot_reason.clone()),
+            // An armed slot wants a reboot too; that is our own doing.
+            reboot_required: (s.reboot_required && s.phase() == v1::Phase::Idle)
+                .then(|| s.reboot_reason.clone()),
         }
     }
 }

@@ -10,7 +10,8 @@ mod stage;
 
 use super::facts::{Facts, Fail, Step};
 use crate::api::{
-    Configs, Desired, NodeFailure, NodePolicy, OpResult, OsInstanceSpec, OsInstanceStatus, Outcome, Phase, Time,
+    Configs, Desired, NodeFailure, NodePolicy, OpResult, OsInstanceSpec, OsInstanceStatus, Outcome, Phase,
+    Time,
 };
 use jiff::{SignedDuration, Timestamp};
 
@@ -210,7 +211,8 @@ impl<'a> Draft<'a> {
             // No OSInstance, nowhere to write.
             self.actions.retain(|a| !matches!(a, Action::Report(_)));
         } else if !placed && says_more(&self.f.report, &self.report) {
-            self.actions.insert(0, Action::Report(Box::new(self.report.clone())));
+            self.actions
+                .insert(0, Action::Report(Box::new(self.report.clone())));
         }
         if self.reason.is_empty() {
             self.reason = reason.to_owned();

@@ -18,7 +18,14 @@ struct Numbers {
 }
 
 const CODES: [&str; 8] = [
-    "accepted", "gone", "conflict", "budget", "overload", "forbidden", "webhook", "error",
+    "accepted",
+    "gone",
+    "conflict",
+    "budget",
+    "overload",
+    "forbidden",
+    "webhook",
+    "error",
 ];
 const PHASES: [Phase; 14] = [
     Phase::Idle,
@@ -87,7 +94,12 @@ pub fn render() -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(s, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
     };
-    gauge("os_proxy_agent_up", "The agent on this node answers.", "gauge", get(&n.agent_up) as f64);
+    gauge(
+        "os_proxy_agent_up",
+        "The agent on this node answers.",
+        "gauge",
+        get(&n.agent_up) as f64,
+    );
     gauge(
         "os_proxy_stage_bytes_total",
         "Bytes written into the inactive slot.",

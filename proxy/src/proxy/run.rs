@@ -123,8 +123,9 @@ impl Memory {
             self.stop_drain().await;
             self.op = op;
         }
-        let target = serde_json::to_string(&(&spec.target, &spec.policy, &spec.sysconfigs, &spec.upgradeconfigs))
-            .unwrap_or_default();
+        let target =
+            serde_json::to_string(&(&spec.target, &spec.policy, &spec.sysconfigs, &spec.upgradeconfigs))
+                .unwrap_or_default();
         if target != self.target {
             self.preflight = Work::Idle;
             self.clear_stage();
@@ -241,7 +242,11 @@ async fn work(actor: &Actor, instance: &Follower<OSInstance>, agent: &watch::Rec
         if node_matters(spec.as_ref(), &mem.report, known.as_ref()) {
             if node.is_none() {
                 mem.node = None;
-                node = Some(spawn_follow(Api::all(actor.client.clone()), &settings.node, &actor.changed));
+                node = Some(spawn_follow(
+                    Api::all(actor.client.clone()),
+                    &settings.node,
+                    &actor.changed,
+                ));
             }
         } else if node.is_some() {
             mem.node = known.clone();
@@ -276,12 +281,13 @@ async fn work(actor: &Actor, instance: &Follower<OSInstance>, agent: &watch::Rec
         if acted && progresses(&decision) {
             continue;
         }
-        let wait = decision.wake.map(|w| {
-            Duration::try_from(w.duration_since((settings.clock)())).unwrap_or(Duration::ZERO)
-        });
+        let wait = decision
+            .wake
+            .map(|w| Duration::try_from(w.duration_since((settings.clock)())).unwrap_or(Duration::ZERO));
         match wait {
             Some(w) => {
-                let _ = tokio::time::timeout(w.max(Duration::from_millis(20)), actor.changed.notified()).await;
+                let _ =
+                    tokio::time::timeout(w.max(Duration::from_millis(20)), actor.changed.notified()).await;
             }
             None => actor.changed.notified().await,
         }
@@ -291,7 +297,13 @@ async fn work(actor: &Actor, instance: &Follower<OSInstance>, agent: &watch::Rec
 /// Whether the next decision can differ because of what was just done; else only events and timers matter.
 fn progresses(d: &Decision) -> bool {
     use super::decide::Action as A;
-    d.actions.iter().any(|a| !matches!(a, A::Event { .. } | A::Stage { .. } | A::Drain { .. }))
+    let waits_for_events = |a: &A| {
+        matches!(
+            a,
+            A::Event { .. } | A::Stage { .. } | A::Drain { .. } | A::Forget(_) | A::Commit | A::RollBack
+        )
+    };
+    !d.actions.iter().all(waits_for_events)
 }
 
 async fn pause(settings: &Settings, failures: u32) {
@@ -341,8 +353,15 @@ fn facts(
         agent,
         silent_since: mem.silent_since,
         drain: mem.drain.as_ref().map_or(Work::Idle, |d| d.over.borrow().clone()),
-        progress: mem.drain.as_ref().map(|d| d.shown.borrow().clone()).unwrap_or_default(),
-        stage: mem.stage.as_ref().map_or(Work::Idle, |(rx, _)| rx.borrow().clone()),
+        progress: mem
+            .drain
+            .as_ref()
+            .map(|d| d.shown.borrow().clone())
+            .unwrap_or_default(),
+        stage: mem
+            .stage
+            .as_ref()
+            .map_or(Work::Idle, |(rx, _)| rx.borrow().clone()),
         preflight: mem.preflight.clone(),
         unready: mem.unready.clone(),
         done: mem.done.clone(),

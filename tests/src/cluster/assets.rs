@@ -69,12 +69,17 @@ pub fn ensure() -> Result<Found> {
         let dir = Utf8PathBuf::from(dir);
         for (name, _) in PROGRAMS {
             if !dir.join(name).is_file() {
-                bail!("KUBEBUILDER_ASSETS is {dir}, but there is no {name} in it; expected kube-apiserver, etcd and kubectl");
+                bail!(
+                    "KUBEBUILDER_ASSETS is {dir}, but there is no {name} in it; expected kube-apiserver, etcd and kubectl"
+                );
             }
         }
         return Ok(Found::Assets(in_dir(&dir, format!("KUBEBUILDER_ASSETS ({dir})"))));
     }
-    let entry = CacheEntry::of("kube", &[("go.mod", GO_MOD), ("go.sum", GO_SUM), ("tools.go", TOOLS)])?;
+    let entry = CacheEntry::of(
+        "kube",
+        &[("go.mod", GO_MOD), ("go.sum", GO_SUM), ("tools.go", TOOLS)],
+    )?;
     let origin = format!("Kubernetes {}, {}", pinned_version(), entry.dir());
     if !entry.is_whole() {
         if let Some(why) = no_toolchain() {
@@ -95,15 +100,14 @@ fn no_toolchain() -> Option<String> {
     let advice = "install Go 1.26 or newer from https://go.dev/dl/ (unpack to /usr/local, put /usr/local/go/bin into PATH), or set \
                   KUBEBUILDER_ASSETS to a directory with kube-apiserver, etcd and kubectl";
     if !proc::exists("go") {
-        return Some(format!("there is no Go toolchain to build kube-apiserver with: {advice}"));
+        return Some(format!(
+            "there is no Go toolchain to build kube-apiserver with: {advice}"
+        ));
     }
     let text = proc::sh(&["go", "env", "GOVERSION"]).unwrap_or_default();
     match go_version(&text) {
         Some(v) if v >= GO_MIN => None,
-        _ => Some(format!(
-            "the Go toolchain is too old ({}): {advice}",
-            text.trim()
-        )),
+        _ => Some(format!("the Go toolchain is too old ({}): {advice}", text.trim())),
     }
 }
 

@@ -60,7 +60,10 @@ pub struct Audit {
 }
 
 fn text(v: &Value, path: &str) -> String {
-    v.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+    v.pointer(path)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// One line of the log.
@@ -85,8 +88,14 @@ fn parse(line: &str) -> Result<Call> {
             .unwrap_or(0),
         at: text(&v, "/stageTimestamp"),
         uri: text(&v, "/requestURI"),
-        request: v.pointer_mut("/requestObject").map(Value::take).unwrap_or_default(),
-        response: v.pointer_mut("/responseObject").map(Value::take).unwrap_or_default(),
+        request: v
+            .pointer_mut("/requestObject")
+            .map(Value::take)
+            .unwrap_or_default(),
+        response: v
+            .pointer_mut("/responseObject")
+            .map(Value::take)
+            .unwrap_or_default(),
     })
 }
 
@@ -128,7 +137,10 @@ mod tests {
             r#"{"kind":"Event","level":"Request","stage":"ResponseComplete","requestURI":"/api/v1/namespaces/d/pods/p/eviction?dryRun=All","verb":"create","user":{"username":"u","groups":[]},"userAgent":"os-proxy/1","objectRef":{"resource":"pods","namespace":"d","name":"p","subresource":"eviction"},"responseStatus":{"code":429},"requestObject":{"kind":"Eviction"},"stageTimestamp":"2026-01-01T00:00:00.000001Z"}"#,
         )
         .unwrap();
-        assert_eq!((c.verb.as_str(), c.resource.as_str(), c.code), ("create", "pods/eviction", 429));
+        assert_eq!(
+            (c.verb.as_str(), c.resource.as_str(), c.code),
+            ("create", "pods/eviction", 429)
+        );
         assert!(c.is_dry() && c.is_write() && !c.ok());
         assert_eq!(c.request["kind"], "Eviction");
         assert_eq!(Audit::counts([c].iter())["create pods/eviction"], 1);

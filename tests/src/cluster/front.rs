@@ -159,7 +159,7 @@ pub struct Seen {
 struct Shared {
     upstream: u16,
     ca: Utf8PathBuf,
-    tls: Mutex<Option<TlsConnector>>,
+    tls: Mutex<Option<Arc<ClientConfig>>>,
     users: Vec<User>,
     rules: Mutex<Vec<(u64, Rule)>>,
     seen: Mutex<Vec<Seen>>,
@@ -273,7 +273,9 @@ pub fn classify(method: &str, path: &str, query: &str) -> (&'static str, String,
         _ => return ("get", String::new(), String::new()),
     };
     let rest = match rest.as_slice() {
-        ["namespaces", _, tail @ ..] if !tail.is_empty() && !["status", "finalize"].contains(&tail[0]) => tail,
+        ["namespaces", _, tail @ ..] if !tail.is_empty() && !["status", "finalize"].contains(&tail[0]) => {
+            tail
+        }
         all => all,
     };
     let (resource, name) = match rest {
@@ -431,7 +433,9 @@ fn lagging(mut body: Incoming, lag: Duration) -> Body {
         tokio::time::sleep_until(due).await;
         Some((Ok::<_, anyhow::Error>(frame), rx))
     });
-    BodyExt::boxed(StreamBody::new(SyncStream(std::sync::Mutex::new(Box::pin(stream)))))
+    BodyExt::boxed(StreamBody::new(SyncStream(std::sync::Mutex::new(Box::pin(
+        stream,
+    )))))
 }
 
 type FrameStream = std::pin::Pin<Box<dyn futures_util::Stream<Item = Result<Frame<Bytes>>> + Send>>;
@@ -482,15 +486,15 @@ async fn connect(shared: &Arc<Shared>) -> Result<Upstream> {
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_no_client_auth();
-            let t = TlsConnector::from(Arc::new(config));
-            *lock(&shared.tls) = Some(t.clone());
+            let t = Arc::new(config);
+            *lock(&shared.tls) = Some(Arc::clone(&t));
             t
         }
     };
     let tcp = TcpStream::connect(("127.0.0.1", shared.upstream)).await?;
     tcp.set_nodelay(true)?;
     let name = ServerName::try_from("kubernetes.default.svc")?;
-    let stream = tls.connect(name, tcp).await?;
+    let stream = TlsConnector::from(tls).connect(name, tcp).await?;
     let (sender, conn) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(async move {
         let _ = conn.await;
@@ -516,7 +520,11 @@ mod tests {
             "create pods/eviction p"
         );
         assert_eq!(
-            c("PUT", "/apis/upgrade.openeuler.org/v1alpha1/namespaces/default/os/x/status", ""),
+            c(
+                "PUT",
+                "/apis/upgrade.openeuler.org/v1alpha1/namespaces/default/os/x/status",
+                ""
+            ),
             "update os/status x"
         );
         assert_eq!(c("GET", "/api/v1/namespaces/d", ""), "get namespaces d");

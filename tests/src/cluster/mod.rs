@@ -49,8 +49,14 @@ impl Cluster {
         self.apply(&crds()?).await?;
         self.apply(&deployed("rbac.yaml")?).await?;
         for crd in ["os.upgrade.openeuler.org", "osinstances.upgrade.openeuler.org"] {
-            self.kubectl(&["wait", "--for=condition=Established", "--timeout=120s", "crd", crd])
-                .await?;
+            self.kubectl(&[
+                "wait",
+                "--for=condition=Established",
+                "--timeout=120s",
+                "crd",
+                crd,
+            ])
+            .await?;
         }
         Ok(())
     }

@@ -6,7 +6,9 @@ use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams,
+};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -20,7 +22,15 @@ pub const HANGS: &str = "test.invalid/hangs";
 /// # Errors
 /// The address is malformed.
 pub fn client(cluster: &Cluster, token: &str, agent: &str) -> Result<Client> {
-    let mut config = kube::Config::new(cluster.front.url().parse()?);
+    client_at(&cluster.front.url(), token, agent)
+}
+
+/// As [`client`], for the address of the proxy in front.
+///
+/// # Errors
+/// As [`client`].
+pub fn client_at(url: &str, token: &str, agent: &str) -> Result<Client> {
+    let mut config = kube::Config::new(url.parse()?);
     config.auth_info.token = Some(token.to_owned().into());
     os_proxy::connect::client(config, agent)
 }
@@ -59,9 +69,8 @@ impl Task {
 pub fn kubelets(client: Client) -> Task {
     Task::spawn(async move {
         loop {
-            if let Err(e) = end_pods(&client).await {
-                eprintln!("kubelets: {e:#}");
-            }
+            // Outages that a test makes on purpose hit kubelets too.
+            let _ = end_pods(&client).await;
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     })
@@ -86,7 +95,10 @@ async fn end_pods(client: &Client) -> Result<()> {
 }
 
 async fn end_pod(client: &Client, p: &Pod) {
-    if p.metadata.deletion_timestamp.is_none() || p.annotations().contains_key(HANGS) || !p.finalizers().is_empty() {
+    if p.metadata.deletion_timestamp.is_none()
+        || p.annotations().contains_key(HANGS)
+        || !p.finalizers().is_empty()
+    {
         return;
     }
     let api: Api<Pod> = Api::namespaced(client.clone(), &p.namespace().unwrap_or_default());
@@ -108,7 +120,9 @@ async fn end_pod(client: &Client, p: &Pod) {
 pub async fn make_node(client: &Client, name: &str, boot: &str, os: &str) -> Result<Node> {
     let api: Api<Node> = Api::all(client.clone());
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}, "spec": {}}))?;
-    api.create(&PostParams::default(), &node).await.context("creating a Node")?;
+    api.create(&PostParams::default(), &node)
+        .await
+        .context("creating a Node")?;
     node_status(client, name, true, boot, os).await
 }
 
@@ -212,7 +226,9 @@ pub async fn make_budget(
     let b = api
         .create(
             &PostParams::default(),
-            &serde_json::from_value(json!({"metadata": {"name": name, "namespace": namespace}, "spec": spec}))?,
+            &serde_json::from_value(
+                json!({"metadata": {"name": name, "namespace": namespace}, "spec": spec}),
+            )?,
         )
         .await?;
     let status = json!({"status": {"disruptionsAllowed": allowed, "currentHealthy": healthy.0, "desiredHealthy": healthy.1,

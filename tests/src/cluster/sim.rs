@@ -23,14 +23,17 @@ pub const QUICK: Tuning = Tuning {
     rate_per_sec: 100.0,
 };
 
+/// Connects a proxy to the cluster.
+pub type Connect = Box<dyn Fn() -> Client + Send + Sync>;
+
 struct Inner {
     name: String,
     machine: Mutex<Machine>,
     socket: Utf8PathBuf,
     /// The cluster, as kubelet.
     admin: Client,
-    /// The cluster, as this node's proxy.
-    proxy: Client,
+    /// Makes a client for each start of the proxy: a dead proxy leaves no connections behind.
+    proxy: Connect,
     /// Whether a proxy should run.
     wanted: AtomicBool,
     boots: AtomicU32,
@@ -53,8 +56,15 @@ impl Sim {
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub async fn start(name: &str, dir: &Utf8Path, admin: Client, proxy: Client) -> Result<Sim> {
-        let machine = tokio::task::spawn_blocking(Machine::new).await?;
+    pub async fn start(name: &str, dir: &Utf8Path, admin: Client, proxy: Connect) -> Result<Sim> {
+        let machine = tokio::task::spawn_blocking(|| {
+            let mut m = Machine::new();
+            // Waits of the agent that the tests do not look at.
+            m.config.trial.settle_secs = 1;
+            m.restart();
+            m
+        })
+        .await?;
         for v in ["1", "2", "3"] {
             machine.publish(v);
         }
@@ -143,7 +153,7 @@ impl Inner {
             tuning: self.tuning,
             backoff_min: Duration::from_millis(100),
         };
-        let client = self.proxy.clone();
+        let client = (self.proxy)();
         Task::spawn(run(client, settings, std::future::pending()))
     }
 }
@@ -159,7 +169,10 @@ async fn live(inner: Arc<Inner>, proxy: Arc<Mutex<Option<Task>>>) {
         *lock(&proxy) = None;
         inner.boots.fetch_add(1, Ordering::SeqCst);
         let m = Arc::clone(&inner);
-        if tokio::task::spawn_blocking(move || lock(&m.machine).boot()).await.is_err() {
+        if tokio::task::spawn_blocking(move || lock(&m.machine).boot())
+            .await
+            .is_err()
+        {
             return;
         }
         // kubelet's report may meet an outage of the server: it repeats it, as kubelet does.

@@ -44,7 +44,11 @@ pub(super) fn attempt(mut d: Draft<'_>, order: &OsInstanceSpec, abort: bool) -> 
         d.look();
         return d.because("AgentUnavailable");
     };
-    let digest = order.target.as_ref().map(|t| t.digest.clone()).unwrap_or_default();
+    let digest = order
+        .target
+        .as_ref()
+        .map(|t| t.digest.clone())
+        .unwrap_or_default();
     let expected = order.expectbootid.as_deref().unwrap_or_default();
     if expected.is_empty() || digest.is_empty() {
         let why = Fail {
@@ -69,7 +73,9 @@ pub(super) fn attempt(mut d: Draft<'_>, order: &OsInstanceSpec, abort: bool) -> 
         };
         return start_abort(d, node, order, &why);
     }
-    if at == Phase::Rebooting && (agent.armed || agent.knows_boot(&op)) {
+    // What the agent says may be half a second old: what it answered counts as well.
+    let told = f.done.get(&Step::Boot) == Some(&Ok(()));
+    if at == Phase::Rebooting && (agent.armed || told || agent.knows_boot(&op)) {
         return awaiting_reboot(d, node, agent, order);
     }
     if let Some(fail) = must_abort(&d, node, Some(agent), order, abort) {
@@ -102,7 +108,10 @@ fn must_abort(
         return fail("GrantGone", "the order holds no grant");
     };
     if f.now >= grant.notafter.0 {
-        return fail("GrantExpired", "the grant's time was over before the node was told to boot");
+        return fail(
+            "GrantExpired",
+            "the grant's time was over before the node was told to boot",
+        );
     }
     if node.hold {
         return fail("Held", "the Node is annotated with hold");
@@ -124,18 +133,26 @@ fn must_abort(
         }
     }
     if let Some(a) = agent {
-        let digest = order.target.as_ref().map(|t| t.digest.as_str()).unwrap_or_default();
+        let digest = order
+            .target
+            .as_ref()
+            .map(|t| t.digest.as_str())
+            .unwrap_or_default();
         if a.denied.iter().any(|x| x == digest) || order.denied.iter().any(|x| x == digest) {
             return fail("DigestDenied", "this image fell back on this node before");
         }
         if !a.report.has_staged(digest) {
-            return fail("NotStaged", "the inactive slot does not hold the target (any more)");
+            return fail(
+                "NotStaged",
+                "the inactive slot does not hold the target (any more)",
+            );
         }
     }
     match &f.drain {
         Work::Ended(Drained::Refused(b)) => fail(
             "DrainBlocked",
-            &b.first().map_or_else(String::new, |b| format!("pod {}: {}", b.pod, b.message)),
+            &b.first()
+                .map_or_else(String::new, |b| format!("pod {}: {}", b.pod, b.message)),
         ),
         Work::Ended(Drained::TimedOut(b)) if p.ontimeout != OnDrainTimeout::Reboot => fail(
             "DrainTimeout",
@@ -155,7 +172,10 @@ fn must_abort(
             .as_ref()
             .is_some_and(|x| x.reason == "Uncordoned" && x.count > RECORDON) =>
         {
-            fail("Uncordoned", "somebody keeps uncordoning the node while it is drained")
+            fail(
+                "Uncordoned",
+                "somebody keeps uncordoning the node while it is drained",
+            )
         }
         _ => None,
     }
@@ -172,7 +192,11 @@ fn before_boot(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec, at: Ph
         d.report.pre_cordoned = foreign;
         d.report.drain = None;
         d.report.next_retry = None;
-        if d.report.failure.as_ref().is_some_and(|x| x.reason == "Uncordoned") {
+        if d.report
+            .failure
+            .as_ref()
+            .is_some_and(|x| x.reason == "Uncordoned")
+        {
             d.report.failure = None;
         }
         d.phase(Phase::Draining);
@@ -290,7 +314,11 @@ fn awaiting_reboot(mut d: Draft<'_>, node: &NodeFact, agent: &AgentFact, order: 
         return d.because("RebootTimeout");
     }
     let why = "the agent was told to boot and the node never went down";
-    let digest = order.target.as_ref().map(|t| t.digest.clone()).unwrap_or_default();
+    let digest = order
+        .target
+        .as_ref()
+        .map(|t| t.digest.clone())
+        .unwrap_or_default();
     finish(d, node, Outcome::Failed, "RebootTimeout", why, &digest)
 }
 
@@ -304,7 +332,11 @@ fn on_target(
 ) -> Decision {
     let f = d.f;
     let p = policy(order);
-    let digest = order.target.as_ref().map(|t| t.digest.clone()).unwrap_or_default();
+    let digest = order
+        .target
+        .as_ref()
+        .map(|t| t.digest.clone())
+        .unwrap_or_default();
     let sys = to_apply(order.sysconfigs.as_ref(), d.report.sysconfigs.as_ref());
     if !agent.trial {
         // Committed. kubelet must say so too, else the uncordon would come too early.
@@ -322,6 +354,10 @@ fn on_target(
     }
     if at == Phase::RollingBack {
         return roll_back(d);
+    }
+    if f.done.get(&Step::Commit) == Some(&Ok(())) {
+        d.look();
+        return d.because("Committing");
     }
     if !matches!(at, Phase::Verifying | Phase::Committing) {
         d.phase(Phase::Verifying);
@@ -457,7 +493,11 @@ fn start_abort(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec, why: &
     if !matches!(d.f.drain, Work::Idle) {
         d.push(Action::StopDrain);
     }
-    let digest = order.target.as_ref().map(|t| t.digest.clone()).unwrap_or_default();
+    let digest = order
+        .target
+        .as_ref()
+        .map(|t| t.digest.clone())
+        .unwrap_or_default();
     let blocked = match &d.f.drain {
         Work::Ended(Drained::Refused(b) | Drained::TimedOut(b) | Drained::VolumesAttached(b)) => b.clone(),
         _ => d.f.progress.blocked.clone(),
@@ -481,7 +521,11 @@ fn give_back(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec) -> Decis
     }
     release(&mut d, node);
     let failure = d.report.failure.clone().unwrap_or_default();
-    let digest = order.target.as_ref().map(|t| t.digest.clone()).unwrap_or_default();
+    let digest = order
+        .target
+        .as_ref()
+        .map(|t| t.digest.clone())
+        .unwrap_or_default();
     let staged = f.agent.as_ref().is_some_and(|a| a.report.has_staged(&digest));
     let counts = crate::api::counts_as_failure(&failure.reason);
     d.phase(match (counts, staged) {

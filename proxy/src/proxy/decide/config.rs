@@ -15,11 +15,16 @@ pub(super) fn config(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
         d.look();
         return d.because("NoAgent");
     };
-    let begun = f.report.phase == Phase::Configuring && f.report.observed_op_id.as_deref() == Some(op.as_str());
+    let begun =
+        f.report.phase == Phase::Configuring && f.report.observed_op_id.as_deref() == Some(op.as_str());
     let expired = order.grant.as_ref().is_none_or(|g| f.now >= g.notafter.0);
     let configs = order.sysconfigs.clone().unwrap_or_default();
     let end = |mut d: Draft<'_>, outcome, reason: &str, message: &str| {
-        d.phase(if outcome == Outcome::Failed { Phase::Failed } else { Phase::Idle });
+        d.phase(if outcome == Outcome::Failed {
+            Phase::Failed
+        } else {
+            Phase::Idle
+        });
         d.result(outcome, reason, message);
         if node.configuring {
             d.push(Action::LabelConfiguring(false));
@@ -34,7 +39,14 @@ pub(super) fn config(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
             end(d, Outcome::Done, "Configured", "")
         }
         Some(Err(x)) if !x.passing => {
-            d.fail(x, &order.target.as_ref().map(|t| t.digest.clone()).unwrap_or_default());
+            d.fail(
+                x,
+                &order
+                    .target
+                    .as_ref()
+                    .map(|t| t.digest.clone())
+                    .unwrap_or_default(),
+            );
             end(d, Outcome::Failed, &x.reason, &x.message)
         }
         _ if expired && !begun => end(d, Outcome::Aborted, "GrantExpired", "the grant's time was over"),

@@ -2,12 +2,17 @@
 
 use super::{Action, Decision, Draft, gates};
 use crate::api::Phase;
+use crate::proxy::facts::{Step, Work};
 
 /// Cleans up and otherwise waits for events.
 pub(super) fn rest(mut d: Draft<'_>, why: &str) -> Decision {
     let f = d.f;
     if f.agent.as_ref().is_some_and(|a| a.trial) {
         // The order went away inside a trial: the node finishes it by its own gates, it does not hang.
+        if f.done.get(&Step::Commit) == Some(&Ok(())) {
+            d.look();
+            return d.because("CommittingOrphan");
+        }
         let policy = f.order.as_ref().map(super::policy).unwrap_or_default();
         return match gates::gates(f, &policy) {
             gates::Gates::Pass => {
@@ -24,7 +29,7 @@ pub(super) fn rest(mut d: Draft<'_>, why: &str) -> Decision {
             }
         };
     }
-    if !matches!(f.drain, super::super::facts::Work::Idle) {
+    if !matches!(f.drain, Work::Idle) {
         d.push(Action::StopDrain);
     }
     if let Some(n) = &f.node

@@ -1,7 +1,7 @@
 //! Stage: the target is written into the inactive slot, without a grant and without touching anything else, after it is
 //! known that the node could be drained: writing destroys the way back.
 
-use super::{Action, Decision, Draft, after, rest};
+use super::{Action, Decision, Draft, after, age, rest};
 use crate::api::{OsInstanceSpec, Phase, Time};
 use crate::drain::Blocked;
 use crate::proxy::facts::{Fail, Work};
@@ -42,7 +42,11 @@ pub(super) fn stage(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
     if agent.report.has_staged(digest) && !agent.denied.iter().any(|x| x == digest) {
         d.phase(Phase::Staged);
         d.report.drain = None;
-        if d.report.failure.as_ref().is_some_and(|x| x.reason == "DrainBlocked") {
+        if d.report
+            .failure
+            .as_ref()
+            .is_some_and(|x| x.reason == "DrainBlocked")
+        {
             d.report.failure = None;
         }
         return d.because("Staged");
@@ -112,8 +116,15 @@ pub(super) fn stage(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
             d.because("Staging")
         }
         Work::Ended(Err(fail)) => failed(d, fail, digest),
-        // Ended well, but the slot does not hold it (any more): again.
-        Work::Idle | Work::Ended(Ok(())) => {
+        // The agent's own word for it is on its way; if it does not come, all over again.
+        Work::Ended(Ok(())) => {
+            if age(f.now, d.report.phase_since.as_ref()) > 120 {
+                d.push(Action::StartOver);
+            }
+            d.look();
+            d.because("Staging")
+        }
+        Work::Idle => {
             d.phase(Phase::Staging);
             d.report.next_retry = None;
             let tries = d.report.failure.as_ref().map_or(0, |x| x.count);

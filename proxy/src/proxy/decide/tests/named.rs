@@ -75,7 +75,11 @@ fn report_29_drain_that_hangs_ends_by_its_limit() {
     assert_eq!(w.boots_asked, 0);
     let r = w.report.last_result.clone().unwrap();
     assert_eq!(r.reason, "DrainTimeout");
-    assert_eq!(w.report.phase, Phase::Staged, "the image stays staged for the next try");
+    assert_eq!(
+        w.report.phase,
+        Phase::Staged,
+        "the image stays staged for the next try"
+    );
     assert!(w.report.next_retry.is_some());
 }
 
@@ -134,13 +138,19 @@ fn report_30_acknowledged_and_never_rebooted() {
     let mut f = w.facts();
     f.now = after(w.now, 3601);
     let d = decide(&f);
-    assert_eq!(d.actions, [Action::Cancel], "disarmed before it is schedulable again");
+    assert_eq!(
+        d.actions,
+        [Action::Cancel],
+        "disarmed before it is schedulable again"
+    );
     f.agent.as_mut().unwrap().armed = false;
     f.done.insert(Step::Cancel, Ok(()));
     let d = decide(&f);
     assert_eq!(d.reason, "RebootTimeout");
     assert_eq!(d.actions[0], Action::Release { uncordon: true });
-    let Action::Report(r) = &d.actions[1] else { panic!("{d:?}") };
+    let Action::Report(r) = &d.actions[1] else {
+        panic!("{d:?}")
+    };
     assert_eq!(r.last_result.as_ref().unwrap().outcome, Outcome::Failed);
 }
 
@@ -211,7 +221,9 @@ fn kf_r12_failed_downloads_back_off() {
     assert!(gaps.len() >= 4, "{gaps:?}");
     assert!(gaps.windows(2).all(|g| g[1] >= g[0] - 3), "{gaps:?}");
     assert!((57..=66).contains(&gaps[0]), "{gaps:?}");
-    assert!(!crate::api::counts_as_failure(&w.report.failure.as_ref().unwrap().reason));
+    assert!(!crate::api::counts_as_failure(
+        &w.report.failure.as_ref().unwrap().reason
+    ));
 }
 
 /// KF-R11: a wrong checksum is a sticky, counted failure, told once.
@@ -233,7 +245,13 @@ fn kf_r11_wrong_checksum_is_terminal_and_visible() {
 /// KF-R14, report 16: the order goes away in every phase; no node hangs.
 #[test]
 fn report_16_order_withdrawn_in_every_phase() {
-    for phase in [Phase::Staging, Phase::Staged, Phase::Draining, Phase::Rebooting, Phase::Verifying] {
+    for phase in [
+        Phase::Staging,
+        Phase::Staged,
+        Phase::Draining,
+        Phase::Rebooting,
+        Phase::Verifying,
+    ] {
         for withdrawn in [Desired::Abort, Desired::Idle] {
             let mut w = World::plain();
             until(&mut w, phase);
@@ -312,7 +330,10 @@ fn settings_go_in_order_and_are_recorded_at_the_end() {
     w.order.upgradeconfigs = Some(configs("pre"));
     w.order.sysconfigs = Some(configs("post"));
     until(&mut w, Phase::Verifying);
-    assert_eq!((w.report.upgradeconfigs.clone(), w.report.sysconfigs.clone()), (None, None));
+    assert_eq!(
+        (w.report.upgradeconfigs.clone(), w.report.sysconfigs.clone()),
+        (None, None)
+    );
     assert_eq!(w.run_to_the_end(), End::Updated);
     assert_eq!(w.report.upgradeconfigs, w.order.upgradeconfigs);
     assert_eq!(w.report.sysconfigs, w.order.sysconfigs);
@@ -366,7 +387,10 @@ fn kf_r7_config_touches_no_cordon() {
     }
     assert!(!w.node.configuring && w.node.unschedulable);
     assert_eq!(w.report.last_result.as_ref().unwrap().outcome, Outcome::Done);
-    assert_eq!(w.report.sysconfigs.as_ref().unwrap().version.as_deref(), Some("7"));
+    assert_eq!(
+        w.report.sysconfigs.as_ref().unwrap().version.as_deref(),
+        Some("7")
+    );
     assert_eq!(w.boots_asked, 0);
 }
 

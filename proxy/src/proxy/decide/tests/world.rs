@@ -2,7 +2,8 @@
 //! checked against the invariants when it happens.
 
 use crate::api::{
-    Desired, GrantOrder, NodePolicy, OnDrainTimeout, OsInstanceSpec, OsInstanceStatus, Phase, Source, Target, Time,
+    Desired, GrantOrder, NodePolicy, OnDrainTimeout, OsInstanceSpec, OsInstanceStatus, Phase, Source, Target,
+    Time,
 };
 use crate::drain::run::Outcome as Drained;
 use crate::proxy::decide::{Action, decide};
@@ -67,7 +68,6 @@ pub(super) struct World {
     pub status_writes: u32,
     pub crash_per_mille: u64,
     pub fail_per_mille: u64,
-    pub silent: bool,
 }
 
 fn add(t: Timestamp, s: i64) -> Timestamp {
@@ -135,7 +135,6 @@ impl World {
             status_writes: 0,
             crash_per_mille: 0,
             fail_per_mille: 0,
-            silent: false,
         };
         w.runs(OLD, false);
         w
@@ -146,7 +145,12 @@ impl World {
         w.seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         w.crash_per_mille = [0, 50, 200][w.dice(3) as usize];
         w.fail_per_mille = [0, 50, 200][w.dice(3) as usize];
-        w.fate = [Fate::Good, Fate::Good, Fate::NeverHealthy, Fate::FallsBackByItself][w.dice(4) as usize];
+        w.fate = [
+            Fate::Good,
+            Fate::Good,
+            Fate::NeverHealthy,
+            Fate::FallsBackByItself,
+        ][w.dice(4) as usize];
         w.stuck = w.dice(5) == 0;
         w.foreign = w.dice(4) == 0;
         w.node.unschedulable = w.foreign;
@@ -182,7 +186,11 @@ impl World {
         r.digest = digest.into();
         r.digests = vec![digest.into()];
         r.staged_digest = if other_known { other.into() } else { String::new() };
-        r.staged_digests = if other_known { vec![other.into()] } else { Vec::new() };
+        r.staged_digests = if other_known {
+            vec![other.into()]
+        } else {
+            Vec::new()
+        };
         r.healthy = !trial;
         self.agent.trial = trial;
         self.agent.armed = false;
@@ -221,10 +229,6 @@ impl World {
             self.phases.push(p);
         }
         self.report = s.clone();
-    }
-
-    fn owner(&self) -> String {
-        crate::api::cordon_owner("os-uid", self.order.attempt)
     }
 
     /// One action. `Err` = it failed, or the proxy died; the effect may have happened.
@@ -268,13 +272,19 @@ impl World {
                 self.node.upgrading = true;
                 if let Some(o) = owner {
                     assert!(!self.foreign, "a foreign cordon is never marked as ours");
-                    assert!(self.agent.report.has_staged(NEW), "no cordon before the target is staged");
+                    assert!(
+                        self.agent.report.has_staged(NEW),
+                        "no cordon before the target is staged"
+                    );
                     self.node.unschedulable = true;
                     self.node.cordoned_by = Some(o.clone());
                 }
             }
             Action::Drain { since } => {
-                assert!(self.granted && self.node.unschedulable, "pods go only under a grant and a cordon");
+                assert!(
+                    self.granted && self.node.unschedulable,
+                    "pods go only under a grant and a cordon"
+                );
                 self.drain = Work::Running;
                 self.drain_since = Some(*since);
             }
@@ -304,11 +314,18 @@ impl World {
                 if self.order.desired != Desired::Boot {
                     return Err(());
                 }
-                assert!(self.agent.report.has_staged(NEW), "I2: the staged digest is the target");
+                assert!(
+                    self.agent.report.has_staged(NEW),
+                    "I2: the staged digest is the target"
+                );
                 assert!(*waive_empty || self.pods == 0, "I2: the node is empty");
                 if *waive_empty {
                     let p = self.order.policy.as_ref().unwrap();
-                    assert_eq!(p.ontimeout, OnDrainTimeout::Reboot, "I2: only the policy waives it");
+                    assert_eq!(
+                        p.ontimeout,
+                        OnDrainTimeout::Reboot,
+                        "I2: only the policy waives it"
+                    );
                 }
                 self.write_status(report);
                 if self.dice(1000) < self.crash_per_mille {
@@ -346,7 +363,10 @@ impl World {
             Action::Release { uncordon } => {
                 self.node_writes += 1;
                 if *uncordon {
-                    assert!(self.node.cordoned_by.is_some(), "I3: only our own cordon is lifted");
+                    assert!(
+                        self.node.cordoned_by.is_some(),
+                        "I3: only our own cordon is lifted"
+                    );
                     assert!(!self.foreign, "I3: a foreign cordon stays");
                     self.node.unschedulable = false;
                 }
@@ -447,14 +467,14 @@ impl World {
     pub(super) fn run_to_the_end(&mut self) -> End {
         let (crash, fail) = (self.crash_per_mille, self.fail_per_mille);
         for i in 0..4000 {
-            if i == 300 {
+            if i == 100 {
                 (self.crash_per_mille, self.fail_per_mille) = (0, 0);
             }
             self.round();
             self.round();
             let step = if i % 7 == 0 { 30 } else { 3 };
             self.tick(step);
-            if self.over() && i > 300.min(if crash + fail == 0 { 0 } else { 300 }) {
+            if self.over() && i > if crash + fail == 0 { 0 } else { 100 } {
                 break;
             }
         }
@@ -464,10 +484,18 @@ impl World {
             self.round();
             self.tick(60);
         }
-        assert_eq!((s, n), (self.status_writes, self.node_writes), "I8: {:?}", self.report);
+        assert_eq!(
+            (s, n),
+            (self.status_writes, self.node_writes),
+            "I8: {:?}",
+            self.report
+        );
         assert_eq!(self.node.cordoned_by, None, "I7: {:?}", self.report);
         assert!(!self.node.upgrading);
-        assert_eq!(self.node.unschedulable, self.foreign, "a foreign cordon survives, ours does not");
+        assert_eq!(
+            self.node.unschedulable, self.foreign,
+            "a foreign cordon survives, ours does not"
+        );
         assert!(self.boots_asked <= 1, "at most one reboot per attempt");
         assert!(!self.agent.trial, "no trial is left open");
         match &self.report.last_result {
