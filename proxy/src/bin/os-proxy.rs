@@ -13,18 +13,25 @@ struct Args {
     /// Name of this node, from the downward API.
     #[arg(long, env = "NODE_NAME")]
     node: String,
-    /// The agent's socket.
-    #[arg(long, env = "OS_AGENT_SOCKET", default_value = os_proto::SOCKET_PATH)]
+    /// The agent's socket. The default is where KubeOS's DaemonSet mounts it; on a host it is the agent's own path.
+    #[arg(
+        long,
+        env = "OS_AGENT_SOCKET",
+        default_value = "/var/run/os-agent/os-agent.sock"
+    )]
     socket: PathBuf,
-    /// Where /metrics, /healthz and /readyz are served; empty = nowhere.
-    #[arg(long, env = "LISTEN", default_value = "[::]:8081")]
-    listen: String,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args = Args::parse();
     os_proxy::connect::start_logging();
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        tracing::debug!("a TLS provider is installed already");
+    }
     let config = kube::Config::infer()
         .await
         .context("no cluster: expected a service account in the pod, or a kubeconfig")?;

@@ -36,6 +36,9 @@ pub struct Settings {
     pub backoff_min: Duration,
 }
 
+/// How the running Stage goes.
+pub type StageResult = watch::Receiver<Work<Result<(), Fail>>>;
+
 /// What is kept between rounds. All of it can be lost: it is read, asked for or done again.
 #[derive(Default)]
 pub struct Memory {
@@ -52,7 +55,7 @@ pub struct Memory {
     /// Pods of DaemonSets that are not Ready.
     pub unready: Option<Vec<String>>,
     node: Option<NodeFact>,
-    stage: Option<(watch::Receiver<Work<Result<(), Fail>>>, JoinHandle<()>)>,
+    stage: Option<(StageResult, JoinHandle<()>)>,
     drain: Option<Drain>,
     silent_since: Option<Timestamp>,
 }
@@ -71,7 +74,7 @@ impl Memory {
     }
 
     /// Remembers the task that stages.
-    pub fn start_stage(&mut self, rx: watch::Receiver<Work<Result<(), Fail>>>, task: JoinHandle<()>) {
+    pub fn start_stage(&mut self, rx: StageResult, task: JoinHandle<()>) {
         self.stage = Some((rx, task));
     }
 

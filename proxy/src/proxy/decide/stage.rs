@@ -51,7 +51,7 @@ pub(super) fn stage(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
         }
         return d.because("Staged");
     }
-    for x in order.forgive.iter().filter(|x| agent.denied.contains(x)) {
+    if let Some(x) = order.forgive.iter().find(|x| agent.denied.contains(x)) {
         d.push(Action::Forget(x.clone()));
         return d.because("Forgiven");
     }
