@@ -1,7 +1,6 @@
-//! What both programs do at start: the client, the clock, the log.
+//! What a program does at start: the client, the log.
 
 use anyhow::{Context, Result};
-use jiff::Timestamp;
 use kube::{Client, Config};
 
 /// A client that retries nothing by itself: evictions and writes with a precondition must see every answer, and a loop that
@@ -16,11 +15,6 @@ pub fn client(mut config: Config, agent: &str) -> Result<Client> {
     let name = http::HeaderValue::from_str(&format!("{agent}/{}", env!("CARGO_PKG_VERSION")))?;
     config.headers.push((http::header::USER_AGENT, name));
     Client::try_from(config).context("the cluster's address or certificates cannot be used")
-}
-
-/// The wall clock. Decisions are given it; they never read it.
-pub fn now() -> Timestamp {
-    Timestamp::now()
 }
 
 /// An error's causes, from the outside in.

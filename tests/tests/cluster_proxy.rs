@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use os_agent::testing::Fate;
 use os_e2e::cluster::players::{
-    admin, client, kubelets, make_budget, make_node, make_pod, owned_by, pods_of, wait_for,
+    admin, client_at, kubelets, make_budget, make_node, make_pod, owned_by, pods_of, wait_for,
 };
 use os_e2e::cluster::server::User;
 use os_e2e::cluster::sim::Sim;

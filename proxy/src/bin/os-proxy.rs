@@ -2,8 +2,10 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use os_proxy::proxy::metrics;
 use os_proxy::proxy::run::{Settings, run};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Takes its own node through updates that os-operator grants.
@@ -20,6 +22,9 @@ struct Args {
         default_value = "/var/run/os-agent/os-agent.sock"
     )]
     socket: PathBuf,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, default_value = "0.0.0.0:8080", env = "HTTP_ADDRESS")]
+    http: String,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -39,7 +44,7 @@ async fn main() -> Result<()> {
     let settings = Settings {
         node: args.node,
         socket: args.socket,
-        clock: os_proxy::connect::now,
+        clock: os_proxy::clock::now,
         tuning: Default::default(),
         backoff_min: Duration::from_secs(1),
     };
@@ -50,6 +55,11 @@ async fn main() -> Result<()> {
             _ = tokio::signal::ctrl_c() => {}
         }
     };
+    let listener = tokio::net::TcpListener::bind(&args.http)
+        .await
+        .with_context(|| format!("listening on {}", args.http))?;
+    let pages = tokio::spawn(os_proxy::http::serve(listener, Arc::new(metrics::ProxyPages)));
     run(client, settings, stop).await;
+    pages.abort();
     Ok(())
 }

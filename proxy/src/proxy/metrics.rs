@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// One process, one set of numbers.
 #[derive(Debug, Default)]
 struct Numbers {
+    rounds: AtomicU64,
     phase: AtomicU64,
     agent_up: AtomicU64,
     stage_bytes: AtomicU64,
@@ -65,6 +66,7 @@ pub(crate) fn eviction(answer: &Answer) {
 pub(crate) fn state(phase: Phase, agent_up: bool, blocked: usize) {
     let n = &*NUMBERS;
     let i = PHASES.iter().position(|p| *p == phase).unwrap_or(0);
+    n.rounds.fetch_add(1, Ordering::Relaxed);
     n.phase.store(i as u64, Ordering::Relaxed);
     n.agent_up.store(u64::from(agent_up), Ordering::Relaxed);
     n.blocked.store(blocked as u64, Ordering::Relaxed);
@@ -83,6 +85,25 @@ pub(crate) fn drained(ms: u64) {
 /// Seconds from Boot until the node was schedulable again.
 pub(crate) fn downtime(secs: u64) {
     NUMBERS.downtime_secs.store(secs, Ordering::Relaxed);
+}
+
+/// The pages of os-proxy.
+#[derive(Debug, Clone, Copy)]
+pub struct ProxyPages;
+
+impl crate::http::Pages for ProxyPages {
+    fn metrics(&self) -> String {
+        render()
+    }
+
+    /// Ready once the loop has turned. A node without an agent is no reason to hold up the DaemonSet's own update.
+    fn ready(&self) -> crate::http::Answer {
+        if NUMBERS.rounds.load(Ordering::Relaxed) > 0 {
+            crate::http::Answer::Good("ok\n".into())
+        } else {
+            crate::http::Answer::NotReady("starting\n".into())
+        }
+    }
 }
 
 /// Prometheus text format.

@@ -70,6 +70,7 @@ fn steps(layer: &str) -> Vec<Step> {
         "cluster" => vec![
             e2e("drain against kubectl drain", "cluster_drain"),
             e2e("a node's way through updates", "cluster_proxy"),
+            e2e("roll-outs while everything dies", "cluster_chaos"),
         ],
         _ => Vec::new(),
     }

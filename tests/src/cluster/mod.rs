@@ -16,7 +16,6 @@ pub use front::{Action, Front, Rule};
 pub use server::{Cluster, Options};
 
 use anyhow::{Context, Result};
-use kube::CustomResourceExt;
 
 /// A manifest as it is shipped, from `proxy/deploy`.
 ///
@@ -27,26 +26,13 @@ pub fn deployed(name: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
 }
 
-/// The kinds `OS` and `OSInstance`, as the programs were compiled with them.
-///
-/// # Errors
-/// They cannot be written as JSON.
-pub fn crds() -> Result<String> {
-    let list = serde_json::json!({
-        "apiVersion": "v1",
-        "kind": "List",
-        "items": [os_proxy::api::OS::crd(), os_proxy::api::OSInstance::crd()],
-    });
-    Ok(serde_json::to_string(&list)?)
-}
-
 impl Cluster {
-    /// Applies the kinds and the shipped roles, and waits until the kinds are served.
+    /// Applies the shipped kinds and roles, and waits until the kinds are served.
     ///
     /// # Errors
     /// kubectl's.
     pub async fn install(&self) -> Result<()> {
-        self.apply(&crds()?).await?;
+        self.apply(&deployed("crds.yaml")?).await?;
         self.apply(&deployed("rbac.yaml")?).await?;
         for crd in ["os.upgrade.openeuler.org", "osinstances.upgrade.openeuler.org"] {
             self.kubectl(&[
