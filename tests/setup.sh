@@ -4,7 +4,6 @@ SLIPWAY_BUILD_PACKAGES=(gcc libc6-dev make pkg-config ca-certificates curl git)
 SLIPWAY_IMAGE_PACKAGES=(mmdebstrap dnf rpm createrepo-c gnupg gdisk mtools dosfstools e2fsprogs qemu-utils zstd gzip cpio attr
   libcap2-bin openssl)
 SLIPWAY_BOOT_PACKAGES=(qemu-system-x86 qemu-utils ovmf grub-common)
-SLIPWAY_BOOT_PACKAGES=(qemu-system-x86 qemu-utils ovmf)
 # kube-apiserver, etcd and kubectl are built from Go modules (tests/kube), which needs Go 1.26: no Debian package has it.
 SLIPWAY_CLUSTER_PACKAGES=(openssl)
 
