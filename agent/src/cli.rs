@@ -232,6 +232,8 @@ fn request(a: &StageArgs) -> Result<v1::StageRequest> {
     let from = if let Some(s) = a.image.strip_prefix("slot:") {
         let slot: Slot = s.parse().map_err(usage)?;
         v1::source::From::Slot(v1::Slot::from(slot) as i32)
+    } else if a.image.starts_with("oci:") || a.image.starts_with("docker://") {
+        v1::source::From::Oci(a.image.clone())
     } else if let Some(path) = a.image.strip_prefix("file://") {
         v1::source::From::File(path.to_owned())
     } else if a.image.contains("://") {
@@ -240,7 +242,7 @@ fn request(a: &StageArgs) -> Result<v1::StageRequest> {
         let path = std::path::absolute(&a.image).map_err(|e| usage(format!("{}: {e}", a.image)))?;
         v1::source::From::File(path.to_string_lossy().into_owned())
     };
-    if a.sha256.is_empty() && !matches!(from, v1::source::From::Slot(_)) {
+    if a.sha256.is_empty() && !matches!(from, v1::source::From::Slot(_) | v1::source::From::Oci(_)) {
         return Err(usage(
             "--sha256 HEX is needed: the SHA-256 of the file".to_owned(),
         ));
@@ -249,8 +251,12 @@ fn request(a: &StageArgs) -> Result<v1::StageRequest> {
         op_id: a.op_id.clone(),
         source: Some(v1::Source {
             from: Some(from),
-            certificates: None,
-            mtls: false,
+            certificates: Some(v1::Certificates {
+                cacert: certificate(a.ca.as_deref())?,
+                clientcert: certificate(a.cert.as_deref())?,
+                clientkey: certificate(a.key.as_deref())?,
+            }),
+            mtls: a.cert.is_some(),
             allow_http: a.allow_http,
         }),
         checksum: a.sha256.clone(),
@@ -261,6 +267,16 @@ fn request(a: &StageArgs) -> Result<v1::StageRequest> {
         dry_run: a.dry_run,
         rate_bytes_per_sec: a.limit_rate.unwrap_or(0),
     })
+}
+
+/// A certificate file as the interface wants it: an absolute path; empty = none.
+fn certificate(path: Option<&camino::Utf8Path>) -> Result<String> {
+    let Some(p) = path else {
+        return Ok(String::new());
+    };
+    std::path::absolute(p)
+        .map(|p| p.to_string_lossy().into_owned())
+        .map_err(|e| AgentError::new(Code::InvalidArgument, format!("{p}: {e}")))
 }
 
 async fn verify(target: &mut Target, slot: Option<Slot>, json: bool) -> Result<()> {

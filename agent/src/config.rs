@@ -91,6 +91,7 @@ struct FetchPart {
     retry_limit: Option<u32>,
     retry_first_ms: Option<u64>,
     retry_max_ms: Option<u64>,
+    total_timeout_secs: Option<u64>,
     ca_file: Option<Utf8PathBuf>,
 }
 
@@ -157,6 +158,8 @@ pub struct Fetch {
     pub retry_first_ms: u64,
     /// Longest wait, milliseconds.
     pub retry_max_ms: u64,
+    /// Limit on a whole download in seconds; 0 = none.
+    pub total_timeout_secs: u64,
     /// Authority file that replaces the system's roots.
     pub ca_file: Option<Utf8PathBuf>,
 }
@@ -178,6 +181,7 @@ impl Default for Config {
                 retry_limit: 8,
                 retry_first_ms: 1000,
                 retry_max_ms: 60_000,
+                total_timeout_secs: 0,
                 ca_file: None,
             },
             require_signature: false,
@@ -227,6 +231,7 @@ impl Config {
         set(&mut f.retry_limit, p.fetch.retry_limit);
         set(&mut f.retry_first_ms, p.fetch.retry_first_ms);
         set(&mut f.retry_max_ms, p.fetch.retry_max_ms);
+        set(&mut f.total_timeout_secs, p.fetch.total_timeout_secs);
         if p.fetch.ca_file.is_some() {
             f.ca_file = p.fetch.ca_file;
         }

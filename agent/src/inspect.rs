@@ -210,7 +210,7 @@ fn unquote(v: &str) -> String {
     out
 }
 
-fn damaged(name: &str, e: &Ext4Error) -> AgentError {
+pub(crate) fn damaged(name: &str, e: &Ext4Error) -> AgentError {
     if let Ext4Error::Io(inner) = e
         && let Some(own) = inner.downcast_ref::<AgentError>()
     {
@@ -223,14 +223,14 @@ fn damaged(name: &str, e: &Ext4Error) -> AgentError {
 }
 
 /// Reads a device page by page and keeps the last few, so that many small reads cost few large ones.
-struct Cached {
+pub(crate) struct Cached {
     device: Arc<Mutex<Box<dyn SlotDevice>>>,
     size: u64,
     pages: Vec<(u64, Vec<u8>)>,
 }
 
 impl Cached {
-    fn new(device: Arc<Mutex<Box<dyn SlotDevice>>>, size: u64) -> Self {
+    pub(crate) fn new(device: Arc<Mutex<Box<dyn SlotDevice>>>, size: u64) -> Self {
         Cached {
             device,
             size,

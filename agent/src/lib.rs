@@ -22,6 +22,7 @@ pub mod node;
 pub mod notify;
 pub mod payload;
 pub mod ports;
+pub mod rootfs;
 pub mod server;
 pub mod settings;
 pub mod slots;

@@ -19,6 +19,8 @@ use os_proto::layout::{Arch, Role, Slot, persist};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Files with credentials per origin.
+const CREDENTIALS: &str = "/etc/os-agent/credentials.d";
 /// Where PERSIST is mounted.
 const PERSIST: &str = "/persist";
 /// Made by the initramfs when PERSIST could not be mounted.
@@ -74,8 +76,11 @@ fn merge(files: Vec<Utf8PathBuf>, extra: Option<&Utf8Path>) -> Result<Config> {
         .map_err(|e| AgentError::new(Code::InvalidArgument, e.to_string()))
 }
 
-fn policy(f: &Fetch) -> Policy {
+fn policy(f: &Fetch, credentials_dir: Utf8PathBuf) -> Policy {
     Policy {
+        total_timeout: (f.total_timeout_secs > 0).then(|| Duration::from_secs(f.total_timeout_secs)),
+        credentials_dir: Some(credentials_dir),
+        arch: own_arch().unwrap_or(Arch::X86_64),
         connect_timeout: Duration::from_secs(f.connect_timeout_secs),
         first_byte_timeout: Duration::from_secs(f.first_byte_timeout_secs),
         min_rate_bytes_per_sec: f.min_rate_bytes_per_sec,
@@ -108,7 +113,11 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
         .map_err(Clone::clone)
         .and_then(|l| l.region(Role::Boot));
     let ports = Ports {
-        source: Arc::new(Sources::new(handle, clock.clone(), policy(&config.fetch))),
+        source: Arc::new(Sources::new(
+            handle,
+            clock.clone(),
+            policy(&config.fetch, CREDENTIALS.into()),
+        )),
         boot: bootloader(&layout),
         settings: Arc::new(System::online(store.dir(), boot_part)),
         store: Arc::new(store),
@@ -187,7 +196,11 @@ pub fn offline(
     let settings = System::offline(&dir, &disk.disk, layout.region(Role::Boot));
     let boot = bootloader(&Ok(layout));
     let ports = Ports {
-        source: Arc::new(Sources::new(handle, clock.clone(), policy(&config.fetch))),
+        source: Arc::new(Sources::new(
+            handle,
+            clock.clone(),
+            policy(&config.fetch, dir.join("credentials.d")),
+        )),
         host: Arc::new(OfflineHost {
             running: disk.running,
             store: store.clone(),

@@ -1,11 +1,14 @@
 //! What a payload is, decided by its first bytes, and its unpacked content as a stream. Nothing is written here.
+//!
+//! A container image's layer is an archive whose one file, `os.tar`, is looked into in turn.
 
 pub mod sniff;
 mod stream;
 mod tap;
 
 use crate::error::{AgentError, Result};
-use crate::ports::Download;
+use crate::ports::{Download, Object};
+use crate::rootfs::tar;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
 use sniff::Kind;
@@ -24,9 +27,24 @@ pub struct Payload {
     head: Vec<u8>,
     head_at: usize,
     packing: Packing,
+    form: Form,
+    /// Bytes that remain of a file inside an archive; `None` = not inside one.
+    inside: Option<u64>,
     fs_bytes: u64,
     name: String,
 }
+
+/// What the unpacked content is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A file system.
+    Image,
+    /// An archive of a root file system.
+    Archive,
+}
+
+/// The file that a container image holds its system in.
+const OS_TAR: &[u8] = b"os.tar";
 
 /// How the image is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +83,7 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
     let outer = stream.peek(HEAD)?;
     let kind = sniff::sniff(&outer);
     let packing = match kind {
-        Kind::Ext4 { .. } => Packing::Raw,
+        Kind::Ext4 { .. } | Kind::Tar => Packing::Raw,
         Kind::Gzip => Packing::Gzip,
         Kind::Zstd => Packing::Zstd,
         other => return Err(refused(&name, other, false)),
@@ -78,7 +96,10 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
     };
     let mut payload = match packing {
         Packing::Raw => {
-            if let Some(t) = total.filter(|t| *t > slot_size) {
+            if kind == Kind::Tar {
+                // Of an archive the file's own hash is wanted, not that of what it becomes.
+                stream.tap();
+            } else if let Some(t) = total.filter(|t| *t > slot_size) {
                 return Err(too_large(t, "the image has"));
             }
             Payload::new(Reader::Raw(stream), packing, name.clone())
@@ -102,8 +123,22 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
     let mut head = vec![0; HEAD];
     let n = payload.fill(&mut head)?;
     head.truncate(n);
-    payload.fs_bytes = match sniff::sniff(&head) {
-        Kind::Ext4 { bytes } => bytes,
+    let mut found = sniff::sniff(&head);
+    if found == Kind::Tar
+        && let Some((first, at)) = tar::first_file(&head)
+        && first.path == [OS_TAR]
+    {
+        let at = usize::try_from(at).unwrap_or(HEAD).min(head.len());
+        payload.inside = Some(first.size);
+        payload.head_at = at;
+        let end = head
+            .len()
+            .min(at.saturating_add(usize::try_from(first.size).unwrap_or(HEAD)));
+        found = sniff::sniff(head.get(at..end).unwrap_or_default());
+    }
+    (payload.form, payload.fs_bytes) = match found {
+        Kind::Ext4 { bytes } => (Form::Image, bytes),
+        Kind::Tar => (Form::Archive, 0),
         other => return Err(refused(&name, other, true)),
     };
     payload.head = head;
@@ -125,19 +160,15 @@ fn refused(name: &str, kind: Kind, inside: bool) -> AgentError {
             Code::UnsupportedFormat,
             "a Slipway update file, which needs a newer agent",
         ),
-        Kind::Tar => (
-            Code::UnsupportedFormat,
-            "a tar archive, which is not supported yet",
-        ),
         Kind::Gzip | Kind::Zstd => (Code::UnsupportedFormat, "packed a second time"),
         Kind::Known(what) => (Code::NotAPayload, what),
         Kind::Empty => (Code::NotAPayload, "empty"),
-        Kind::Ext4 { .. } | Kind::Unknown => (Code::NotAPayload, "of no known kind"),
+        Kind::Ext4 { .. } | Kind::Tar | Kind::Unknown => (Code::NotAPayload, "of no known kind"),
     };
     AgentError::new(
         code,
         format!(
-            "{name}: is {what}{place}; expected a raw ext4 slot image, plain or packed with gzip or zstd"
+            "{name}: is {what}{place}; expected a raw ext4 slot image or a tar of a root file system, plain or packed with gzip or zstd"
         ),
     )
 }
@@ -149,9 +180,21 @@ impl Payload {
             head: Vec::new(),
             head_at: 0,
             packing,
+            form: Form::Image,
+            inside: None,
             fs_bytes: 0,
             name,
         }
+    }
+
+    /// What the unpacked content is.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Whether the file is the image, byte for byte.
+    pub fn is_plain(&self) -> bool {
+        self.packing == Packing::Raw && self.form == Form::Image && self.inside.is_none()
     }
 
     /// How the image is packed.
@@ -172,6 +215,30 @@ impl Payload {
     /// Bytes of the payload file read so far.
     pub fn fetched(&self) -> u64 {
         self.stream().fetched()
+    }
+
+    /// How far in the payload file it is: what was fetched and what was passed over.
+    pub fn position(&self) -> u64 {
+        self.stream().position()
+    }
+
+    /// What identifies the payload file at its source.
+    pub fn object(&self) -> Option<Object> {
+        self.stream().object()
+    }
+
+    /// Passes over the next `n` bytes of an image that is not packed. Its hash then misses them: the caller has them.
+    ///
+    /// # Errors
+    /// The download's; `Internal` for a packed image.
+    pub fn skip(&mut self, n: u64) -> Result<()> {
+        match &mut self.reader {
+            Reader::Raw(r) if self.head.is_empty() => r.skip(n),
+            _ => Err(AgentError::new(
+                Code::Internal,
+                "only an image that is not packed can be passed over, and not before its first bytes",
+            )),
+        }
     }
 
     /// For messages.
@@ -196,6 +263,19 @@ impl Payload {
     }
 
     fn read_some(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let Some(left) = self.inside else {
+            return self.read_all(buf);
+        };
+        let want = usize::try_from(left).map_or(buf.len(), |l| l.min(buf.len()));
+        let n = self.read_all(buf.get_mut(..want).unwrap_or_default())?;
+        if n == 0 && want > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.inside = Some(left - n as u64);
+        Ok(n)
+    }
+
+    fn read_all(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if let Some(left) = self.head.get(self.head_at..).filter(|l| !l.is_empty()) {
             let n = left.len().min(buf.len());
             if let (Some(d), Some(s)) = (buf.get_mut(..n), left.get(..n)) {
@@ -227,7 +307,12 @@ impl Payload {
     ///
     /// # Errors
     /// `PayloadCorrupt` when something follows, and the download's.
-    pub fn finish(self) -> Result<End> {
+    pub fn finish(mut self) -> Result<End> {
+        if self.inside.is_some() || self.form == Form::Archive {
+            // An archive's padding belongs to its checksum.
+            self.inside = None;
+            io::copy(&mut self, &mut io::sink()).map_err(|e| from_io(&self.name, &e))?;
+        }
         let mut stream = match self.reader {
             Reader::Raw(r) => r,
             Reader::Gzip(r) => r.into_inner(),
@@ -242,6 +327,14 @@ impl Payload {
             ));
         }
         stream.finish()
+    }
+}
+
+impl Read for Payload {
+    /// The next bytes; errors carry an [`AgentError`].
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.read_some(buf)
+            .map_err(|e| io::Error::other(from_io(&self.name, &e)))
     }
 }
 

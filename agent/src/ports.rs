@@ -9,6 +9,7 @@ use crate::settings::{Facts, Item, Plan, Written};
 use crate::slots::{Layout, OpenSlot};
 use bytes::Bytes;
 use camino::Utf8PathBuf;
+use os_proto::digest::Sha256Digest;
 use os_proto::env_block::Env;
 use os_proto::layout::Slot;
 use std::sync::Arc;
@@ -52,6 +53,13 @@ pub enum Location {
     Url(String),
     /// An absolute path on the node.
     File(Utf8PathBuf),
+    /// A container image in a registry.
+    Oci {
+        /// Where, as people write it.
+        reference: String,
+        /// SHA-256 of its manifest or index.
+        pin: Sha256Digest,
+    },
     /// The other slot, read back against its record.
     Slot(Slot),
 }
@@ -71,6 +79,19 @@ pub struct SourceRequest {
     pub rate_bytes_per_sec: Option<u64>,
     /// Never accept more bytes than this.
     pub max_bytes: u64,
+    /// What an earlier attempt learnt: most of the object is there already and only its beginning is wanted at first.
+    pub known: Option<Object>,
+}
+
+/// What is known of an object at its source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Object {
+    /// Size in bytes.
+    pub total: u64,
+    /// Its strong ETag.
+    pub etag: Option<String>,
+    /// Its Last-Modified.
+    pub modified: Option<String>,
 }
 
 impl SourceRequest {
@@ -82,6 +103,7 @@ impl SourceRequest {
             cacert: None,
             client: None,
             rate_bytes_per_sec: None,
+            known: None,
             max_bytes: u64::MAX,
         }
     }
@@ -120,8 +142,52 @@ pub trait Download: Send {
     /// # Errors
     /// As [`Source::open`]; `SizeMismatch` when the end comes early or late against what the source promised.
     fn next(&mut self) -> Result<Option<Bytes>>;
+    /// Passes over up to `n` further bytes without fetching them and says how many; the default passes over none.
+    ///
+    /// # Errors
+    /// As [`Download::next`].
+    fn skip(&mut self, n: u64) -> Result<u64> {
+        let _ = n;
+        Ok(0)
+    }
+    /// What identifies this object at its source; `None` without a size.
+    fn object(&self) -> Option<Object> {
+        self.total().map(|total| Object {
+            total,
+            ..Object::default()
+        })
+    }
+    /// The documents that lead from the checksum that was asked for to this file, where it is named by another one: each was
+    /// named by the SHA-256 in the one before.
+    fn documents(&self) -> Option<&[Vec<u8>]> {
+        None
+    }
     /// For messages: no userinfo, no query.
     fn describe(&self) -> String;
+}
+
+/// Where the journal of a download lies: a header, then records that are only ever added.
+pub trait JournalStore: Send {
+    /// Everything in it; empty = there is none.
+    ///
+    /// # Errors
+    /// `Internal` when it exists and cannot be read.
+    fn read(&mut self) -> Result<Vec<u8>>;
+    /// Replaces it by `header`, durably, and reserves `room` bytes for what follows.
+    ///
+    /// # Errors
+    /// `StateWriteFailed`.
+    fn reset(&mut self, header: &[u8], room: u64) -> Result<()>;
+    /// Writes `records` at byte `at`; durable on return.
+    ///
+    /// # Errors
+    /// `StateWriteFailed`.
+    fn append(&mut self, at: u64, records: &[u8]) -> Result<()>;
+    /// Removes it, durably.
+    ///
+    /// # Errors
+    /// `StateWriteFailed`.
+    fn clear(&mut self) -> Result<()>;
 }
 
 /// An open slot or disk region. Offsets and lengths are bytes from its start; writes are whole logical blocks.
@@ -310,4 +376,8 @@ pub trait StateStore: Send + Sync {
     fn keep_damaged(&self, text: &[u8]);
     /// Why nothing can be stored; `None` = it can.
     fn missing(&self) -> Option<String>;
+    /// The journal of the download; `None` = this store keeps none, and every download begins anew.
+    fn journal(&self) -> Option<Box<dyn JournalStore>> {
+        None
+    }
 }

@@ -239,7 +239,7 @@ impl agent_server::Agent for Service {
     async fn stage(&self, r: Request<v1::StageRequest>) -> Answer<Self::StageStream> {
         let who = self.who(&r)?;
         let request = r.into_inner();
-        let digest = wire::maybe_digest(&request.checksum)
+        let digest = wire::asked_digest(&request)
             .map_err(Status::from)?
             .map(|d| d.to_string())
             .unwrap_or_default();

@@ -1,8 +1,9 @@
-//! The state directory: `state.json` and `slots/{A,B}.json`.
+//! The state directory: `state.json`, `slots/{A,B}.json` and `stage.journal`.
 
 use crate::error::{AgentError, Result};
-use crate::ports::StateStore;
+use crate::ports::{JournalStore, StateStore};
 use crate::sys::atomic;
+use crate::sys::journal::JournalFile;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::codes::Code;
 use os_proto::layout::Slot;
@@ -102,6 +103,12 @@ impl StateStore for DirStore {
 
     fn missing(&self) -> Option<String> {
         self.missing.clone()
+    }
+
+    fn journal(&self) -> Option<Box<dyn JournalStore>> {
+        self.missing
+            .is_none()
+            .then(|| Box::new(JournalFile::new(self.dir.join("stage.journal"))) as Box<dyn JournalStore>)
     }
 }
 

@@ -1,10 +1,12 @@
 //! What makes a payload authentic. [`Authentic`] is made here alone, and `write` takes nothing else.
 
 use crate::error::{AgentError, Result};
+use crate::fetch::oci::manifest::{self, Next};
 use crate::ports::{Cancel, Report, SlotDevice};
 use crate::sys::buf::AlignedBuf;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
+use os_proto::layout::Arch;
 use sha2::{Digest, Sha256};
 
 /// Something whose origin the node's policy accepts.
@@ -59,6 +61,39 @@ pub fn opaque(checksum: Sha256Digest, policy: &Policy) -> Result<Authentic<Opaqu
     Ok(Authentic(Opaque { checksum }))
 }
 
+/// Accepts the layer of a container image by the checksum of its manifest or index: each document must be what the one before
+/// it names, the first what the caller named.
+///
+/// # Errors
+/// `SignatureMissing`, `ChecksumMismatch`, `UnsupportedFormat`.
+pub fn layer(
+    checksum: Sha256Digest,
+    documents: &[Vec<u8>],
+    arch: Arch,
+    policy: &Policy,
+) -> Result<Authentic<Opaque>> {
+    let mut wanted = opaque(checksum, policy)?.get().checksum();
+    for document in documents {
+        let got = Sha256Digest(Sha256::digest(document).into());
+        if got != wanted {
+            return Err(AgentError::new(
+                Code::ChecksumMismatch,
+                format!("image manifest: got SHA-256 {got}, wanted {wanted}"),
+            ));
+        }
+        match manifest::next(document, arch)
+            .map_err(|e| AgentError::new(Code::UnsupportedFormat, format!("image manifest {e}")))?
+        {
+            Next::Manifest(p) => wanted = p.digest,
+            Next::Layer(p) => return Ok(Authentic(Opaque { checksum: p.digest })),
+        }
+    }
+    Err(AgentError::new(
+        Code::UnsupportedFormat,
+        "no image manifest leads to a layer",
+    ))
+}
+
 /// Hashes the first `size` bytes of a device, read from the medium.
 ///
 /// # Errors
@@ -98,5 +133,43 @@ mod tests {
             require_signature: true,
         };
         assert_eq!(opaque(sum, &strict).unwrap_err().code, Code::SignatureMissing);
+    }
+
+    #[test]
+    fn a_layer_is_as_authentic_as_the_chain_to_it() {
+        let sha = |b: &[u8]| Sha256Digest(Sha256::digest(b).into());
+        let manifest = format!(
+            r#"{{"layers":[{{"digest":"sha256:{}","size":1}}]}}"#,
+            Sha256Digest([5; 32])
+        )
+        .into_bytes();
+        let index = format!(
+            r#"{{"manifests":[{{"digest":"sha256:{}","size":1}}]}}"#,
+            sha(&manifest)
+        )
+        .into_bytes();
+        let p = Policy::default();
+        let ok = |pin, docs: &[Vec<u8>]| {
+            layer(pin, docs, Arch::X86_64, &p)
+                .map(|a| a.get().checksum())
+                .map_err(|e| e.code)
+        };
+        let five = Ok(Sha256Digest([5; 32]));
+        assert_eq!(ok(sha(&manifest), std::slice::from_ref(&manifest)), five);
+        assert_eq!(ok(sha(&index), &[index.clone(), manifest.clone()]), five);
+        assert_eq!(
+            ok(sha(&index), std::slice::from_ref(&manifest)),
+            Err(Code::ChecksumMismatch)
+        );
+        assert_eq!(
+            ok(sha(&index), &[index.clone(), index.clone()]),
+            Err(Code::ChecksumMismatch)
+        );
+        assert_eq!(ok(sha(&index), &[index]), Err(Code::UnsupportedFormat));
+        assert_eq!(ok(sha(b""), &[]), Err(Code::UnsupportedFormat));
+        let strict = Policy {
+            require_signature: true,
+        };
+        assert!(layer(sha(&manifest), &[manifest], Arch::X86_64, &strict).is_err());
     }
 }

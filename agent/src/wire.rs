@@ -1,6 +1,7 @@
 //! Interface messages ↔ the machine's types. PURE.
 
 use crate::error::{AgentError, Result};
+use crate::fetch::oci::reference;
 use crate::machine::{ActivateAsk, CancelAsk, CommitAsk, RollbackAsk};
 use crate::ports::{Location, SourceRequest};
 use crate::state::{Cause, Confirm, OnSilence, OpResult, Operation, Phase};
@@ -51,6 +52,19 @@ pub fn maybe_digest(given: &str) -> Result<Option<Sha256Digest>> {
         return Ok(None);
     }
     digest(given).map(Some)
+}
+
+/// The checksum that a Stage request names, itself or in its image reference.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn asked_digest(r: &v1::StageRequest) -> Result<Option<Sha256Digest>> {
+    match r.source.as_ref().and_then(|s| s.from.as_ref()) {
+        Some(v1::source::From::Oci(text)) if r.checksum.is_empty() => {
+            Ok(reference::parse(text).map_err(invalid)?.digest)
+        }
+        _ => maybe_digest(&r.checksum),
+    }
 }
 
 /// A slot of the interface; unspecified = none.
@@ -108,13 +122,26 @@ pub fn stage(r: &v1::StageRequest, known: impl Fn(Slot) -> Option<Sha256Digest>)
         Some(v1::source::From::Slot(s)) => {
             Location::Slot(slot(s).ok_or_else(|| invalid("source: expected slot A or B"))?)
         }
-        Some(v1::source::From::Oci(_)) => {
-            return Err(AgentError::new(
-                Code::Unimplemented,
-                "container images as a source are not built yet: use a URL or a file",
+        Some(v1::source::From::Oci(reference)) => {
+            let pin = reference::parse(&reference).map_err(invalid)?.digest;
+            let given = maybe_digest(&r.checksum)?;
+            let pin = match (pin, given) {
+                (Some(a), Some(b)) if a != b => {
+                    return Err(invalid(format!(
+                        "checksum: {b}, but the image reference names {a}"
+                    )));
+                }
+                (a, b) => b.or(a).ok_or_else(|| {
+                    invalid("checksum: expected the SHA-256 of the image's manifest, or a reference with @sha256:…")
+                })?,
+            };
+            Location::Oci { reference, pin }
+        }
+        None => {
+            return Err(invalid(
+                "source: expected a URL, a file, an image or a slot, found none",
             ));
         }
-        None => return Err(invalid("source: expected a URL, a file or a slot, found none")),
     };
     let digest = match (&location, r.checksum.is_empty()) {
         (Location::Slot(s), true) => known(*s).ok_or_else(|| {
@@ -123,6 +150,7 @@ pub fn stage(r: &v1::StageRequest, known: impl Fn(Slot) -> Option<Sha256Digest>)
                 format!("slot {s} has no record of a whole image: stage from a URL or a file"),
             )
         })?,
+        (Location::Oci { pin, .. }, _) => *pin,
         (_, true) => return Err(invalid("checksum: expected a SHA-256, found none")),
         _ => digest(&r.checksum)?,
     };
@@ -144,6 +172,7 @@ pub fn stage(r: &v1::StageRequest, known: impl Fn(Slot) -> Option<Sha256Digest>)
             client,
             rate_bytes_per_sec: (r.rate_bytes_per_sec != 0).then_some(r.rate_bytes_per_sec),
             max_bytes: 0,
+            known: None,
         },
         version: (!r.os_image.is_empty()).then(|| r.os_image.clone()),
     })

@@ -3,12 +3,19 @@
 //! The first block of the file system, which makes it mountable, is zeroed before the first real write and written last, after
 //! the payload's checksum matched and everything else is durable.
 
+mod journal;
 mod place;
 mod readback;
+mod resume;
+mod unpack;
+
+pub use journal::Key;
+pub use resume::known;
 
 use crate::error::{AgentError, Result};
-use crate::payload::{End, Payload};
-use crate::ports::{Cancel, Report, SlotDevice};
+use crate::payload::{End, Form, Payload};
+use crate::ports::{Cancel, JournalStore, Report, SlotDevice};
+use crate::rootfs;
 use crate::slots::OpenSlot;
 use crate::sys::buf::{self, AlignedBuf};
 use crate::verify::{Authentic, Opaque};
@@ -16,15 +23,21 @@ use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
 use os_proto::layout::Slot;
 use place::Placer;
-use sha2::{Digest, Sha256};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use resume::{Found, Keeper};
+use sha2::Digest;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+use unpack::Lanes;
+use uuid::Uuid;
 
 /// Unit of the pipeline in bytes.
 pub const CHUNK: usize = 1 << 20;
 /// Slots are written in whole blocks of this size.
 pub const BLOCK: usize = 4096;
+/// A download that stands still for so long is journalled as far as it came.
+const STANDSTILL: Duration = Duration::from_secs(1);
 
 /// Bounds of one installation.
 #[derive(Debug, Clone, Copy)]
@@ -60,14 +73,14 @@ impl Default for Limits {
 /// use os_agent::{payload::Payload, slots::OpenSlot, write};
 /// let (payload, slot): (Payload, OpenSlot) = unreachable!();
 /// let sum = os_proto::digest::Sha256Digest([0; 32]);
-/// write::install(payload, &sum, slot, &Default::default(), &Default::default(), unreachable!());
+/// write::install(payload, &sum, slot, &Default::default(), None, &Default::default(), unreachable!());
 /// ```
 /// Nor is anything written to a slot that is not an open inactive one:
 /// ```compile_fail
 /// use os_agent::{payload::Payload, slots::Layout, verify, write};
 /// let (payload, layout): (Payload, Layout) = unreachable!();
 /// let wanted = verify::opaque(unreachable!(), &Default::default()).unwrap();
-/// write::install(payload, &wanted, layout.running(), &Default::default(), &Default::default(), unreachable!());
+/// write::install(payload, &wanted, layout.running(), &Default::default(), None, &Default::default(), unreachable!());
 /// ```
 #[derive(Debug)]
 pub struct Installed {
@@ -130,9 +143,21 @@ struct Chunk {
     len: usize,
     /// Only zeros.
     zero: bool,
+    /// CRC-32C of its blocks.
+    sum: u32,
 }
 
 impl Chunk {
+    fn new(index: u64, buf: AlignedBuf, len: usize) -> Chunk {
+        Chunk {
+            index,
+            buf,
+            len,
+            zero: false,
+            sum: 0,
+        }
+    }
+
     fn offset(&self) -> u64 {
         self.index * CHUNK as u64
     }
@@ -152,16 +177,18 @@ struct Hashed {
     sums: Vec<u32>,
 }
 
-/// Writes a payload to a slot and reads it back.
+/// Writes a payload to a slot and reads it back. With a journal, an image that is not packed is taken up where an earlier
+/// attempt on the same slot ended, and this one can be taken up in turn.
 ///
 /// # Errors
 /// The download's and the payload's; `SlotTooSmall`, `SizeMismatch`, `ChecksumMismatch`, `MediumCorrupt`, `Cancelled`,
-/// `Internal`. The slot then holds nothing mountable, unless it was left as it was.
+/// `StateWriteFailed`, `Internal`. The slot then holds nothing mountable, unless it was left as it was.
 pub fn install(
-    payload: Payload,
+    mut payload: Payload,
     wanted: &Authentic<Opaque>,
     slot: OpenSlot,
     limits: &Limits,
+    journal: Option<(Box<dyn JournalStore>, Key)>,
     cancel: &Cancel,
     report: &Arc<dyn Report>,
 ) -> Result<Installed> {
@@ -170,44 +197,101 @@ pub fn install(
     let fs_bytes = payload.fs_bytes();
     report.step("fetch", payload.total());
 
+    let (mut keeper, sums) = match journal {
+        Some((store, key)) => Keeper::begin(store, &key, &payload)?,
+        None => (None, Vec::new()),
+    };
+    let mut found = resume::find(&mut payload, &mut **lock(&slot), &sums, cancel, report)?;
+    if let Some(k) = &mut keeper {
+        k.at(found.sums.len().saturating_sub(1));
+    }
+
     let ring = limits.buffers.clamp(3, 16);
     let (free_in, free_out) = sync_channel(ring);
     for _ in 0..ring {
         let _ = free_in.send(AlignedBuf::zeroed(CHUNK));
     }
     let (unpacked_in, unpacked_out) = sync_channel(ring);
-    let (hashed_in, hashed_out) = sync_channel(ring);
-    let unpacking = spawn_unpack(payload, slot.size(), free_out, unpacked_in, Arc::clone(report));
-    let hashing = std::thread::spawn(move || hash(&unpacked_out, &hashed_in));
+    let (hashed_in, hashed_out) = sync_channel::<Chunk>(ring);
+    let first = found.first.take();
+    let kept = found.size - first.as_ref().map_or(0, |f| f.len as u64);
+    let begin = (found.next(), found.size);
+    let plan = (payload.form() == Form::Archive).then(|| plan(&slot, wanted));
+    let archive = plan.is_some();
+    let lanes = Lanes {
+        free: free_out,
+        out: unpacked_in,
+        slot_size: slot.size(),
+        report: Arc::clone(report),
+    };
+    let unpacking = std::thread::spawn(move || match plan {
+        Some(plan) => unpack::archive(payload, plan, lanes),
+        None => unpack::image(payload, begin, &lanes).map(|end| (end, None)),
+    });
+    let hashing = std::thread::spawn(move || hash(found, !archive, &unpacked_out, &hashed_in));
 
-    let (image, end, sums, written, saved) = {
+    let (hashed, end, tree, written, saved) = {
         let mut device = lock(&slot);
-        let mut placer = Placer::new(&mut **device, limits.flush_every);
-        for chunk in hashed_out {
-            cancel.check()?;
-            if let Some(back) = placer.put(chunk)? {
-                let _ = free_in.send(back.buf);
-            }
-        }
+        let mut placer = Placer::new(&mut **device, limits.flush_every, keeper, kept);
+        let placed = place(&mut placer, first, &hashed_out, &free_in, cancel);
+        // Whatever came this far need not come again.
+        let noted = placer.checkpoint();
+        placed?;
+        drop(hashed_out);
         // The channel closed: both threads are done, well or not.
-        let end = join(unpacking)??;
+        let (end, tree) = join(unpacking)??;
         let hashed = join(hashing)?;
+        noted?;
         cancel.check()?;
         check(&name, fs_bytes, &hashed, &end, wanted)?;
         placer.finish()?;
         let (written, saved) = placer.counts();
-        ((hashed.size, hashed.sha256), end, hashed.sums, written, saved)
+        (hashed, end, tree, written, saved)
     };
-    readback::read_back(&slot, image.0, image.1, Some(&sums), ring, cancel, report)?;
+    // What an archive becomes has no hash of its own before it was read back against the sums of what was written.
+    let whole = tree.is_none().then_some(hashed.sha256);
+    let sums = Some(hashed.sums.as_slice());
+    let image_sha256 = readback::read_back(&slot, hashed.size, whole, sums, ring, cancel, report)?;
+    if let Some(tree) = tree {
+        rootfs::check::check(&tree, &slot, hashed.size, cancel, report)?;
+    }
     Ok(Installed {
         slot,
-        image_size: image.0,
-        image_sha256: image.1,
+        image_size: hashed.size,
+        image_sha256,
         payload_digest: Some(wanted),
         fetched: end.fetched,
         written,
         saved,
     })
+}
+
+/// Puts every chunk in place as it comes.
+fn place(
+    placer: &mut Placer<'_>,
+    first: Option<Chunk>,
+    chunks: &Receiver<Chunk>,
+    free: &SyncSender<AlignedBuf>,
+    cancel: &Cancel,
+) -> Result<()> {
+    if let Some(first) = first {
+        placer.put(first)?;
+    }
+    loop {
+        let chunk = match chunks.recv_timeout(STANDSTILL) {
+            Ok(c) => c,
+            Err(RecvTimeoutError::Timeout) => {
+                cancel.check()?;
+                placer.checkpoint()?;
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
+        cancel.check()?;
+        if let Some(back) = placer.put(chunk)? {
+            let _ = free.send(back.buf);
+        }
+    }
 }
 
 /// Proves that a slot holds an image, by reading it from the medium.
@@ -226,7 +310,7 @@ pub fn read_back(
         return Err(too_small(slot.describe(), image_size, slot.size()));
     }
     let ring = Limits::default().buffers;
-    readback::read_back(&slot, image_size, image_sha256, None, ring, cancel, report)?;
+    readback::read_back(&slot, image_size, Some(image_sha256), None, ring, cancel, report)?;
     Ok(Installed {
         slot,
         image_size,
@@ -238,42 +322,13 @@ pub fn read_back(
     })
 }
 
-/// Fills buffers from the payload. Its own thread: after an error elsewhere it ends with its next buffer, and until then it
-/// may wait for the network, which nobody needs to wait for.
-fn spawn_unpack(
-    mut payload: Payload,
-    slot_size: u64,
-    free: Receiver<AlignedBuf>,
-    out: SyncSender<Chunk>,
-    report: Arc<dyn Report>,
-) -> JoinHandle<Result<End>> {
-    std::thread::spawn(move || {
-        let mut size = 0u64;
-        for (index, mut buf) in (0u64..).zip(free) {
-            let len = payload.fill(&mut buf)?;
-            if len == 0 {
-                break;
-            }
-            size += len as u64;
-            if size > slot_size {
-                return Err(too_small(payload.describe(), size, slot_size));
-            }
-            if let Some(pad) = buf.get_mut(len..len.next_multiple_of(BLOCK)) {
-                pad.fill(0);
-            }
-            report.done(payload.fetched());
-            let chunk = Chunk {
-                index,
-                buf,
-                len,
-                zero: false,
-            };
-            if out.send(chunk).is_err() || len < CHUNK {
-                break;
-            }
-        }
-        payload.finish()
-    })
+/// How an archive becomes a file system: the same archive always the same one.
+fn plan(slot: &OpenSlot, wanted: Sha256Digest) -> rootfs::ext4::Plan {
+    rootfs::ext4::Plan {
+        slot_size: slot.size(),
+        label: format!("ROOT-{}", slot.slot()),
+        uuid: Uuid::new_v5(&Uuid::NAMESPACE_OID, &wanted.0),
+    }
 }
 
 fn too_small(name: &str, size: u64, slot_size: u64) -> AgentError {
@@ -283,14 +338,27 @@ fn too_small(name: &str, size: u64, slot_size: u64) -> AgentError {
     )
 }
 
-fn hash(from: &Receiver<Chunk>, to: &SyncSender<Chunk>) -> Hashed {
-    let mut sha = Sha256::new();
-    let mut size = 0;
-    let mut sums = Vec::new();
+/// `whole` = the chunks come in order and their hash is that of the image.
+fn hash(begin: Found, whole: bool, from: &Receiver<Chunk>, to: &SyncSender<Chunk>) -> Hashed {
+    let Found {
+        mut sha,
+        mut size,
+        mut sums,
+        ..
+    } = begin;
     for mut chunk in from {
-        sha.update(chunk.buf.get(..chunk.len).unwrap_or_default());
+        if whole {
+            sha.update(chunk.buf.get(..chunk.len).unwrap_or_default());
+        }
         size += chunk.len as u64;
-        sums.push(crc32c::crc32c(chunk.blocks()));
+        chunk.sum = crc32c::crc32c(chunk.blocks());
+        let at = usize::try_from(chunk.index).unwrap_or(usize::MAX);
+        if at >= sums.len() {
+            sums.resize(at + 1, 0);
+        }
+        if let Some(s) = sums.get_mut(at) {
+            *s = chunk.sum;
+        }
         chunk.zero = buf::is_zero(chunk.blocks());
         if to.send(chunk).is_err() {
             break;

@@ -143,10 +143,10 @@ pub(crate) struct Rest {
 
 #[derive(Debug, Args)]
 pub(crate) struct StageArgs {
-    /// http(s) URL, file, or slot:A / slot:B
-    #[arg(long, value_name = "URL|FILE")]
+    /// http(s) URL, file, oci:REFERENCE (a container image), or slot:A / slot:B
+    #[arg(long, value_name = "URL|FILE|oci:REF")]
     pub(crate) image: String,
-    /// SHA-256 of that file (not needed with slot:)
+    /// SHA-256 of that file, or of the image's manifest (not needed with slot: or with a reference that has a digest)
     #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
     pub(crate) sha256: String,
     /// Refuse unless the image's PRETTY_NAME or VERSION_ID is this
@@ -155,6 +155,15 @@ pub(crate) struct StageArgs {
     /// Permit plain http
     #[arg(long)]
     pub(crate) allow_http: bool,
+    /// Trust only the authorities in this PEM file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<Utf8PathBuf>,
+    /// Show this client certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<Utf8PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<Utf8PathBuf>,
     /// Permit an image that is older than the running one
     #[arg(long)]
     pub(crate) allow_older: bool,

@@ -89,9 +89,7 @@ impl Target {
         match self {
             Target::Remote(c) => stage_remote(c, r, no_wait, progress).await,
             Target::Local(e, _) => {
-                let digest = wire::maybe_digest(&r.checksum)?
-                    .map(|d| d.to_string())
-                    .unwrap_or_default();
+                let digest = wire::asked_digest(&r)?.map(|d| d.to_string()).unwrap_or_default();
                 let engine = e.clone();
                 let begun = blocking(move || engine.stage(&r, OFFLINE)).await?;
                 let (op_id, r) = follow(e, begun, progress).await?;

@@ -67,7 +67,7 @@ impl Engine {
             &mut inner,
             &op_id,
             Kind::Stage,
-            Task::Stage(task),
+            Task::Stage(Box::new(task)),
             Event::Stage(ask),
         )
     }

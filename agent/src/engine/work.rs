@@ -4,14 +4,18 @@ use super::{Engine, Job, OpHandle};
 use crate::error::{AgentError, Result};
 use crate::inspect;
 use crate::machine::{Event, SlotContent};
+use crate::node;
 use crate::payload;
 use crate::ports::{Location, Report};
-use crate::slots::{Layout, OpenSlot};
+use crate::slots::Layout;
 use crate::verify;
 use crate::wire::{StageTask, stored};
 use crate::write::{self, Installed};
 use os_proto::codes::{Class, Code};
+use os_proto::digest::Sha256Digest;
+use os_proto::layout::Arch;
 use os_proto::record::Content;
+use sha2::{Digest, Sha256};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -27,7 +31,7 @@ const BEFORE_REBOOT: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub(super) enum Task {
     /// Fetch and install.
-    Stage(StageTask),
+    Stage(Box<StageTask>),
     /// Read the inactive slot back against its record.
     ReadBack,
 }
@@ -77,7 +81,13 @@ impl Engine {
         let failure = match result {
             Ok((installed, event)) => {
                 inner.installed = Some(installed);
-                self.apply(&mut inner, event).err()
+                let wrote = matches!(event, Event::Installed(_));
+                let failed = self.apply(&mut inner, event).err();
+                if wrote && failed.is_none() {
+                    // Only now: until the record was saved, the journal is what a restart goes by.
+                    self.forget_journal();
+                }
+                failed
             }
             Err(e) => Some(e),
         };
@@ -132,12 +142,10 @@ impl Engine {
     fn write_slot(self: &Arc<Self>, op: &Arc<OpHandle>, task: &StageTask) -> Result<(Installed, Event)> {
         let layout = self.layout_now()?;
         let target = layout.running().other();
-        let wanted = verify::opaque(
-            task.digest,
-            &verify::Policy {
-                require_signature: self.options.config.require_signature,
-            },
-        );
+        let policy = verify::Policy {
+            require_signature: self.options.config.require_signature,
+        };
+        let wanted = verify::opaque(task.digest, &policy);
         let from_slot = matches!(task.request.location, Location::Slot(_));
         let holds = self
             .lock()
@@ -158,7 +166,14 @@ impl Engine {
             }
         }
         let wanted = wanted?;
-        let slot_size = layout.inactive()?.size();
+        let inactive = layout.inactive()?;
+        let slot_size = inactive.size();
+        let key = write::Key {
+            checksum: task.digest,
+            part_uuid: inactive.part_uuid(),
+            slot_size,
+            origin: origin(&task.request.location),
+        };
         let mut request = task.request.clone();
         request.max_bytes = slot_size.saturating_add(SLACK);
         let report: Arc<dyn Report> = op.clone();
@@ -167,8 +182,19 @@ impl Engine {
         loop {
             op.attempt(attempt);
             op.cancel.check()?;
+            let mut journal = self.ports.store.journal();
+            request.known = journal.as_mut().and_then(|j| write::known(&mut **j, &key));
             let once = || -> Result<Installed> {
                 let download = self.ports.source.open(&request, &op.cancel, report.clone())?;
+                let wanted = match download.documents() {
+                    Some(d) => verify::layer(
+                        task.digest,
+                        d,
+                        self.options.arch.or(node::own_arch()).unwrap_or(Arch::X86_64),
+                        &policy,
+                    )?,
+                    None => wanted.clone(),
+                };
                 let payload = payload::open(download, slot_size)?;
                 // Exclusively open before the slot is called dirty: a busy slot changes nothing.
                 let slot = self.ports.slots.open_inactive(&layout)?;
@@ -178,9 +204,23 @@ impl Engine {
                     self.apply(&mut inner, Event::FirstWrite)?;
                     wrote = true;
                 }
-                self.install(payload, &wanted, slot, op, &report)
+                write::install(
+                    payload,
+                    &wanted,
+                    slot,
+                    &self.options.limits,
+                    journal.map(|j| (j, key)),
+                    &op.cancel,
+                    &report,
+                )
             };
-            match retry(once, attempt) {
+            let result = retry(once, attempt);
+            if let Err((e, _)) = &result
+                && spoils(e)
+            {
+                self.forget_journal();
+            }
+            match result {
                 Ok(installed) => {
                     let seen = self.inspected(&installed, task)?;
                     let content = SlotContent {
@@ -198,20 +238,31 @@ impl Engine {
                     report.waiting(Some(e.message));
                     attempt += 1;
                 }
-                Err((e, false)) => return Err(e),
+                Err((e, false)) => return Err(self.dated(e)),
             }
         }
     }
 
-    fn install(
-        &self,
-        payload: payload::Payload,
-        wanted: &verify::Authentic<verify::Opaque>,
-        slot: OpenSlot,
-        op: &Arc<OpHandle>,
-        report: &Arc<dyn Report>,
-    ) -> Result<Installed> {
-        write::install(payload, wanted, slot, &self.options.limits, &op.cancel, report)
+    /// Says beside a suspected clock what time this node knows to have passed.
+    fn dated(&self, mut e: AgentError) -> AgentError {
+        if e.code == Code::ClockSuspect {
+            let inner = self.lock();
+            let operations = &inner.node.state.operations;
+            let last = operations.iter().map(|o| o.finished_unix).max().unwrap_or(0);
+            if let (true, Ok(t)) = (last > 0, jiff::Timestamp::from_second(last)) {
+                e.message.push_str(&format!("; last known {t}"));
+            }
+        }
+        e
+    }
+
+    /// The next attempt begins anew.
+    fn forget_journal(&self) {
+        if let Some(mut j) = self.ports.store.journal()
+            && let Err(e) = j.clear()
+        {
+            tracing::warn!(%e, "the journal stays");
+        }
     }
 
     /// Looks into the slot before it may ever boot.
@@ -246,6 +297,16 @@ impl Engine {
             &report,
         )
     }
+}
+
+/// Whether what was fetched so far is worth nothing after this error.
+fn spoils(e: &AgentError) -> bool {
+    e.class() == Class::Corrupt || matches!(e.code, Code::ObjectChanged | Code::SlotTooSmall)
+}
+
+/// Where a payload comes from, as the journal knows it: hashed, because a URL may hold a signature.
+fn origin(location: &Location) -> Sha256Digest {
+    Sha256Digest(Sha256::digest(format!("{location:?}")).into())
 }
 
 /// Runs one attempt; says whether another one makes sense.

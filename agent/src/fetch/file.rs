@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::codes::Code;
 use rustix::fs::{Advice, fadvise};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 
 /// Bytes per read.
@@ -88,6 +88,15 @@ impl Download for FileDownload {
         }
         piece.truncate(n);
         Ok((n > 0).then(|| Bytes::from(piece)))
+    }
+
+    fn skip(&mut self, n: u64) -> Result<u64> {
+        let n = n.min(self.total - self.done);
+        self.file
+            .seek(SeekFrom::Start(self.done + n))
+            .map_err(|e| AgentError::new(Code::FetchFailed, format!("{}: seek: {e}", self.path)))?;
+        self.done += n;
+        Ok(n)
     }
 
     fn describe(&self) -> String {

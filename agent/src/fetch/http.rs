@@ -3,24 +3,30 @@
 mod address;
 mod attempt;
 mod client;
+mod credentials;
 pub mod rules;
+mod token;
 
 use super::Policy;
 use crate::error::{AgentError, Result};
-use crate::ports::{Cancel, Clock, Download, Report, SourceRequest};
-use address::{Auth, host, parse, shown};
+use crate::ports::{Cancel, Clock, Download, Object, Report, SourceRequest};
+use address::{host, parse, shown};
 use attempt::{Answer, Failure, Version};
 use bytes::Bytes;
+use credentials::Auth;
 use os_proto::codes::Code;
 use reqwest::{Response, Url};
 use rules::{RateGuard, TokenBucket};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+pub(super) use token::Tokens;
 use tokio::runtime::Handle;
 
 /// Most bytes handed out at once.
 const PIECE: usize = 1 << 20;
+/// What is asked for at first when the rest is probably there already: the chunk that is written last.
+const FIRST: u64 = 1 << 20;
 /// How often a wait looks at the cancel flag.
 const TICK: Duration = Duration::from_millis(100);
 /// More bytes than these since the last failure are always progress.
@@ -35,21 +41,61 @@ pub struct HttpSource {
     policy: Policy,
 }
 
+/// What a request may need besides its URL.
+#[derive(Clone, Default)]
+pub(super) struct Extra {
+    /// Accept header.
+    pub(super) accept: Option<&'static str>,
+    /// The server is a registry that may ask for a token.
+    pub(super) tokens: Option<Tokens>,
+    /// Tries without progress, instead of the policy's.
+    pub(super) tries: Option<u32>,
+    /// From the URL.
+    pub(super) userinfo: Option<Auth>,
+}
+
 /// What the next request asks for.
 struct Ask {
     url: Url,
-    auth: Option<Auth>,
+    extra: Extra,
     offset: u64,
     total: Option<u64>,
     version: Version,
+    /// `total` and `version` are known before the first answer.
+    known: bool,
+    /// Only so much of the object is wanted at first.
+    until: Option<u64>,
     /// The server answered ranges wrongly.
     no_ranges: bool,
 }
 
 impl Ask {
-    /// Whether a closed range is asked for.
-    fn ranged(&self) -> bool {
-        self.offset > 0 && self.total.is_some() && !self.no_ranges
+    fn new(url: Url, extra: Extra, known: Option<&Object>) -> Ask {
+        Ask {
+            url,
+            extra,
+            offset: 0,
+            total: known.map(|k| k.total),
+            version: known.map_or_else(Version::default, |k| Version {
+                etag: k.etag.clone(),
+                modified: k.modified.clone(),
+            }),
+            known: known.is_some(),
+            until: known.map(|_| FIRST),
+            no_ranges: false,
+        }
+    }
+
+    /// The closed range that is asked for: first and last byte.
+    fn range(&self) -> Option<(u64, u64)> {
+        let total = self.total.filter(|_| !self.no_ranges)?;
+        let end = self.until.unwrap_or(total).min(total);
+        ((self.offset > 0 || self.until.is_some()) && self.offset < end).then(|| (self.offset, end - 1))
+    }
+
+    /// Whether an answer must be of the object that was begun.
+    fn bound(&self) -> bool {
+        self.known || self.offset > 0
     }
 }
 
@@ -78,7 +124,20 @@ impl HttpSource {
         cancel: &Cancel,
         report: Arc<dyn Report>,
     ) -> Result<Box<dyn Download>> {
-        let (url, auth) = parse(url)?;
+        self.open_with(url, request, Extra::default(), cancel, report)
+    }
+
+    /// The same with more to say.
+    pub(super) fn open_with(
+        &self,
+        url: &str,
+        request: &SourceRequest,
+        mut extra: Extra,
+        cancel: &Cancel,
+        report: Arc<dyn Report>,
+    ) -> Result<Box<dyn Download>> {
+        let (url, userinfo) = parse(url)?;
+        extra.userinfo = userinfo;
         if url.scheme() == "http" && !request.allow_http {
             return Err(AgentError::new(
                 Code::HttpNotAllowed,
@@ -92,24 +151,21 @@ impl HttpSource {
             Some(rate) if rate <= self.policy.min_rate_bytes_per_sec * 2 => 0,
             _ => self.policy.min_rate_bytes_per_sec,
         };
+        let mut policy = self.policy.clone();
+        policy.retry_limit = extra.tries.unwrap_or(policy.retry_limit);
         let mut d = HttpDownload {
             handle: self.handle.clone(),
             clock: Arc::clone(&self.clock),
+            ends: policy.total_timeout.map(|t| self.clock.monotonic() + t),
             guard: RateGuard::new(slowest, self.policy.min_rate_span),
-            policy: self.policy.clone(),
+            policy,
             bucket: request.rate_bytes_per_sec.map(TokenBucket::new),
             request: request.clone(),
             cancel: cancel.clone(),
             report,
-            ask: Ask {
-                url,
-                auth,
-                offset: 0,
-                total: None,
-                version: Version::default(),
-                no_ranges: false,
-            },
+            ask: Ask::new(url, extra, request.known.as_ref()),
             body: None,
+            whole: false,
             skip: 0,
             rest: Bytes::new(),
             ended: false,
@@ -126,6 +182,8 @@ struct HttpDownload {
     handle: Handle,
     clock: Arc<dyn Clock>,
     policy: Policy,
+    /// Monotonic time at which the whole download has taken too long.
+    ends: Option<Duration>,
     guard: RateGuard,
     bucket: Option<TokenBucket>,
     request: SourceRequest,
@@ -133,6 +191,8 @@ struct HttpDownload {
     report: Arc<dyn Report>,
     ask: Ask,
     body: Option<Response>,
+    /// The body is of the whole object although a part was asked for.
+    whole: bool,
     /// Bytes of the body that are known already.
     skip: u64,
     rest: Bytes,
@@ -155,6 +215,7 @@ impl HttpDownload {
     fn connect(&mut self) -> Result<()> {
         while self.body.is_none() {
             self.cancel.check()?;
+            self.in_time()?;
             let mut told = false;
             let attempt = attempt::run(&self.ask, &self.request, &self.policy, &*self.clock);
             let waited = wait(
@@ -192,8 +253,24 @@ impl HttpDownload {
         Ok(())
     }
 
+    /// The limit on the whole download, where the node sets one.
+    fn in_time(&self) -> Result<()> {
+        match (self.ends, self.policy.total_timeout) {
+            (Some(end), Some(limit)) if self.clock.monotonic() >= end => Err(AgentError::new(
+                Code::FetchFailed,
+                format!(
+                    "GET {}: not complete after {} s ([fetch] total_timeout_secs); {} bytes kept",
+                    shown(&self.ask.url),
+                    limit.as_secs(),
+                    self.ask.offset
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn accept(&mut self, answer: Answer) -> Result<()> {
-        if self.ask.offset == 0 {
+        if !self.ask.bound() {
             self.ask.total = answer.total;
             self.ask.version = answer.version;
         }
@@ -201,6 +278,10 @@ impl HttpDownload {
             return Err(self.too_large(total));
         }
         self.skip = answer.skip;
+        self.whole = answer.whole;
+        if answer.whole {
+            self.ask.until = None;
+        }
         self.guard = RateGuard::clone(&self.guard).fresh();
         self.body = Some(answer.response);
         Ok(())
@@ -241,7 +322,7 @@ impl HttpDownload {
             jitter(),
         )
         .max(pause.unwrap_or_default().min(self.policy.retry_max));
-        tracing::warn!("{what}");
+        tracing::warn!("{what}, next try in {} s", span.as_secs_f32().ceil());
         self.report.waiting(Some(format!(
             "{}: {cause}, try {} of {} in {} s",
             host(&self.ask.url),
@@ -307,6 +388,8 @@ impl HttpDownload {
             return Ok(());
         }
         self.ask.offset += piece.len() as u64;
+        // A server may send more than the part that was asked for.
+        self.ask.until = self.ask.until.filter(|u| *u >= self.ask.offset);
         // A byte now and then is no progress: it would keep a hopeless download alive for ever.
         if self.ask.offset.saturating_sub(self.failed_at) >= self.guard.least().min(ENOUGH) {
             self.failures = 0;
@@ -354,9 +437,19 @@ impl Download for HttpDownload {
             if self.ended {
                 return Ok(None);
             }
+            self.in_time()?;
+            if self.body.is_none() && self.ask.bound() && self.ask.total == Some(self.ask.offset) {
+                // Complete: a request for nothing would be answered with an error.
+                self.ended = true;
+                continue;
+            }
             self.connect()?;
             match self.receive()? {
                 Ok(Some(piece)) => self.arrived(piece)?,
+                Ok(None) if self.ask.until == Some(self.ask.offset) => {
+                    self.ask.until = None;
+                    self.body = None;
+                }
                 Ok(None) => match self.ask.total {
                     Some(t) if self.ask.offset < t => self.failed("the connection ended early", None)?,
                     None if self.skip > 0 => self.failed("the answer ended early", None)?,
@@ -368,6 +461,35 @@ impl Download for HttpDownload {
                 Err(cause) => self.failed(&cause, None)?,
             }
         }
+    }
+
+    fn skip(&mut self, n: u64) -> Result<u64> {
+        // What was received already is passed over too.
+        let here = self.rest.len().min(usize::try_from(n).unwrap_or(usize::MAX));
+        bytes::Buf::advance(&mut self.rest, here);
+        let more = match self.ask.total {
+            Some(t) => (n - here as u64).min(t.saturating_sub(self.ask.offset)),
+            None => 0,
+        };
+        if more > 0 {
+            self.ask.offset += more;
+            self.failed_at = self.ask.offset;
+            if self.ask.no_ranges || self.whole {
+                self.skip += more;
+            } else {
+                self.body = None;
+                self.ask.until = None;
+            }
+        }
+        Ok(here as u64 + more)
+    }
+
+    fn object(&self) -> Option<Object> {
+        Some(Object {
+            total: self.ask.total?,
+            etag: self.ask.version.etag.clone(),
+            modified: self.ask.version.modified.clone(),
+        })
     }
 
     fn describe(&self) -> String {
@@ -414,6 +536,6 @@ fn jitter() -> u8 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 #[cfg(test)]
 mod tls_tests;

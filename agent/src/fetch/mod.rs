@@ -1,12 +1,14 @@
-//! Where payloads come from: http(s) and files.
+//! Where payloads come from: http(s), registries and files.
 
 pub mod file;
 pub mod http;
+pub mod oci;
 
 use crate::error::{AgentError, Result};
 use crate::ports::{Cancel, Clock, Download, Location, Report, Source, SourceRequest};
 use camino::Utf8PathBuf;
 use os_proto::codes::Code;
+use os_proto::layout::Arch;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +31,12 @@ pub struct Policy {
     pub retry_max: Duration,
     /// Authority file that replaces the system's roots, unless the request names one.
     pub ca_file: Option<Utf8PathBuf>,
+    /// Limit on a whole download.
+    pub total_timeout: Option<Duration>,
+    /// Directory of files with credentials per origin.
+    pub credentials_dir: Option<Utf8PathBuf>,
+    /// Which image of an index is wanted.
+    pub arch: Arch,
 }
 
 impl Default for Policy {
@@ -42,6 +50,9 @@ impl Default for Policy {
             retry_first: Duration::from_secs(1),
             retry_max: Duration::from_secs(60),
             ca_file: None,
+            total_timeout: None,
+            credentials_dir: None,
+            arch: Arch::X86_64,
         }
     }
 }
@@ -49,12 +60,14 @@ impl Default for Policy {
 /// Every source that is built in.
 pub struct Sources {
     http: http::HttpSource,
+    arch: Arch,
 }
 
 impl Sources {
     /// `handle` must be of a multi-threaded runtime: downloads block on it from other threads.
     pub fn new(handle: tokio::runtime::Handle, clock: Arc<dyn Clock>, policy: Policy) -> Sources {
         Sources {
+            arch: policy.arch,
             http: http::HttpSource::new(handle, clock, policy),
         }
     }
@@ -69,6 +82,9 @@ impl Source for Sources {
     ) -> Result<Box<dyn Download>> {
         match &request.location {
             Location::Url(url) => self.http.open(url, request, cancel, report),
+            Location::Oci { reference, pin } => {
+                oci::open(&self.http, reference, *pin, self.arch, request, cancel, report)
+            }
             Location::File(path) => file::open(path, request.max_bytes, cancel),
             Location::Slot(slot) => Err(AgentError::new(
                 Code::InvalidArgument,

@@ -3,7 +3,7 @@
 use super::End;
 use super::tap::Tap;
 use crate::error::Result;
-use crate::ports::Download;
+use crate::ports::{Download, Object};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
@@ -12,6 +12,7 @@ pub(super) struct Stream {
     download: Box<dyn Download>,
     queue: VecDeque<Bytes>,
     fetched: u64,
+    passed: u64,
     ended: bool,
     tap: Option<Tap>,
 }
@@ -22,6 +23,7 @@ impl Stream {
             download,
             queue: VecDeque::new(),
             fetched: 0,
+            passed: 0,
             ended: false,
             tap: None,
         }
@@ -33,6 +35,37 @@ impl Stream {
 
     pub(super) fn fetched(&self) -> u64 {
         self.fetched
+    }
+
+    /// How far in the file it is: what was fetched and what was passed over.
+    pub(super) fn position(&self) -> u64 {
+        self.fetched + self.passed
+    }
+
+    pub(super) fn object(&self) -> Option<Object> {
+        self.download.object()
+    }
+
+    /// Passes over `n` bytes; what the source cannot pass over is fetched and dropped.
+    pub(super) fn skip(&mut self, mut n: u64) -> Result<()> {
+        while n > 0 {
+            if let Some(front) = self.queue.front() {
+                let here = front.len().min(usize::try_from(n).unwrap_or(usize::MAX));
+                self.consume(here);
+                n -= here as u64;
+                continue;
+            }
+            let passed = self.download.skip(n)?;
+            self.passed += passed;
+            n -= passed.min(n);
+            if n > 0 {
+                if self.ended {
+                    break;
+                }
+                self.pull()?;
+            }
+        }
+        Ok(())
     }
 
     /// The first `n` bytes, or all when there are fewer; they are read again later.

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod cmd;
 pub mod discover;
 pub mod holders;
+pub mod journal;
 pub mod lock;
 pub mod mount;
 pub mod units;

@@ -80,6 +80,7 @@ impl Source for MemSource {
         let url = match &request.location {
             Location::Url(u) => u.clone(),
             Location::File(f) => f.to_string(),
+            Location::Oci { reference, .. } => reference.clone(),
             Location::Slot(_) => return Err(AgentError::new(Code::InvalidArgument, "a slot is not fetched")),
         };
         let data = s

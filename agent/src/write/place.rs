@@ -1,5 +1,6 @@
 //! Puts chunks in place: what stands there already is not written again, and the first block comes last.
 
+use super::resume::Keeper;
 use super::{BLOCK, CHUNK, Chunk};
 use crate::error::Result;
 use crate::ports::SlotDevice;
@@ -21,10 +22,17 @@ pub(super) struct Placer<'a> {
     flush_every: u64,
     written: u64,
     saved: u64,
+    journal: Option<Keeper>,
 }
 
 impl<'a> Placer<'a> {
-    pub(super) fn new(device: &'a mut dyn SlotDevice, flush_every: u64) -> Self {
+    /// `kept` bytes of the image were found on the slot.
+    pub(super) fn new(
+        device: &'a mut dyn SlotDevice,
+        flush_every: u64,
+        journal: Option<Keeper>,
+        kept: u64,
+    ) -> Self {
         Placer {
             device,
             scratch: AlignedBuf::zeroed(CHUNK),
@@ -34,7 +42,8 @@ impl<'a> Placer<'a> {
             since_flush: 0,
             flush_every,
             written: 0,
-            saved: 0,
+            saved: kept,
+            journal,
         }
     }
 
@@ -53,6 +62,7 @@ impl<'a> Placer<'a> {
         if compare && self.stands_there(&chunk)? {
             self.differing = 0;
             self.saved += chunk.blocks().len() as u64;
+            self.note(&chunk)?;
             return Ok(Some(chunk));
         }
         // Zeros say nothing about whether this image was here before.
@@ -61,7 +71,25 @@ impl<'a> Placer<'a> {
         }
         self.zero_head(HEAD)?;
         self.write(chunk.offset(), chunk.blocks())?;
+        self.note(&chunk)?;
         Ok(Some(chunk))
+    }
+
+    /// A chunk lies on the slot; its record follows the next flush.
+    fn note(&mut self, chunk: &Chunk) -> Result<()> {
+        let due = self
+            .journal
+            .as_mut()
+            .is_some_and(|j| j.note(chunk.index, chunk.sum, chunk.blocks().len()));
+        if due { self.flush() } else { Ok(()) }
+    }
+
+    /// Makes everything so far durable and known, where somebody keeps a journal.
+    pub(super) fn checkpoint(&mut self) -> Result<()> {
+        match &self.journal {
+            Some(j) if j.waits() => self.flush(),
+            _ => Ok(()),
+        }
     }
 
     /// Writes the first chunk, its first block last, each step durable before the next.
@@ -73,7 +101,7 @@ impl<'a> Placer<'a> {
         if !self.head_zeroed && self.stands_there(&first)? {
             self.saved += blocks.len() as u64;
             // Perhaps of an attempt that was cut short before its flush.
-            return self.device.flush();
+            return self.flush();
         }
         self.zero_head(blocks.len())?;
         let (block, rest) = blocks.split_at(BLOCK.min(blocks.len()));
@@ -102,8 +130,13 @@ impl<'a> Placer<'a> {
         if self.head_zeroed {
             return Ok(());
         }
-        let zeros = AlignedBuf::zeroed(image.min(HEAD));
-        self.write(0, &zeros)?;
+        let mut head = AlignedBuf::zeroed(image.min(HEAD));
+        self.device.read_at(0, &mut head)?;
+        if !buf::is_zero(&head) {
+            head.fill(0);
+            self.write(0, &head)?;
+        }
+        // Also when an earlier attempt zeroed it: that write may not be durable yet.
         self.flush()?;
         self.head_zeroed = true;
         Ok(())
@@ -121,6 +154,10 @@ impl<'a> Placer<'a> {
 
     fn flush(&mut self) -> Result<()> {
         self.since_flush = 0;
-        self.device.flush()
+        self.device.flush()?;
+        if let Some(j) = &mut self.journal {
+            j.flushed();
+        }
+        Ok(())
     }
 }

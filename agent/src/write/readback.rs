@@ -11,19 +11,19 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-/// Reads `size` bytes and compares them with `wanted`; with `sums` of each chunk a difference is named where it is found.
+/// Reads `size` bytes, compares them with `wanted` and yields their hash; with `sums` of each chunk a difference is named where it is found.
 ///
 /// # Errors
 /// With `sums` `MediumCorrupt`, without `ChecksumMismatch`; `Cancelled`; the device's.
 pub(super) fn read_back(
     slot: &OpenSlot,
     size: u64,
-    wanted: Sha256Digest,
+    wanted: Option<Sha256Digest>,
     sums: Option<&[u32]>,
     ring: usize,
     cancel: &Cancel,
     report: &Arc<dyn Report>,
-) -> Result<()> {
+) -> Result<Sha256Digest> {
     report.step("read-back", Some(size));
     let mut device = lock(slot);
     device.drop_cache()?;
@@ -61,21 +61,15 @@ pub(super) fn read_back(
         }
         at += len as u64;
         report.done(at);
-        let chunk = Chunk {
-            index,
-            buf,
-            len,
-            zero: false,
-        };
-        if read_in.send(chunk).is_err() {
+        if read_in.send(Chunk::new(index, buf, len)).is_err() {
             break;
         }
     }
     drop(read_in);
     let got = Sha256Digest(join(hashing)?.into());
-    if got == wanted {
-        return Ok(());
-    }
+    let Some(wanted) = wanted.filter(|w| *w != got) else {
+        return Ok(got);
+    };
     Err(if sums.is_some() {
         differs(&device.describe(), "the image")
     } else {

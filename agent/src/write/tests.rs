@@ -9,29 +9,32 @@ use crate::verify;
 use camino::Utf8Path;
 use os_proto::layout::{Arch, MIB, PHYSICAL_ORDER};
 use proptest::prelude::*;
+use sha2::Sha256;
 use std::sync::Mutex;
 
 const SLOT: u64 = 4 * MIB;
 
 /// A slot in memory that counts, fails and lies on demand. Shared, so that a test sees what stays.
 #[derive(Default)]
-struct Medium {
-    data: Vec<u8>,
+pub(super) struct Medium {
+    pub(super) data: Vec<u8>,
     /// Written and not yet flushed: lost by `power_cut`.
-    log: Vec<Op>,
-    written: u64,
+    pub(super) log: Vec<Op>,
+    pub(super) written: u64,
     /// The n-th write from now fails.
-    fail_write: Option<usize>,
+    pub(super) fail_write: Option<usize>,
     /// The n-th write from now is dropped silently.
-    lose_write: Option<usize>,
+    pub(super) lose_write: Option<usize>,
     /// The n-th flush from now fails.
-    fail_flush: Option<usize>,
+    pub(super) fail_flush: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Op {
+pub(super) enum Op {
     Write(u64, Vec<u8>),
     Flush,
+    /// The journal holds this from here on.
+    Journal(Vec<u8>),
 }
 
 fn hit(n: &mut Option<usize>) -> bool {
@@ -130,7 +133,7 @@ fn layout() -> slots::Layout {
     slots::offline(&disk, Slot::A).unwrap()
 }
 
-fn open(m: &Arc<Mutex<Medium>>) -> OpenSlot {
+pub(super) fn open(m: &Arc<Mutex<Medium>>) -> OpenSlot {
     let device = Mem(Arc::clone(m));
     layout()
         .inactive()
@@ -139,7 +142,7 @@ fn open(m: &Arc<Mutex<Medium>>) -> OpenSlot {
         .unwrap()
 }
 
-fn sha(data: &[u8]) -> Sha256Digest {
+pub(super) fn sha(data: &[u8]) -> Sha256Digest {
     Sha256Digest(Sha256::digest(data).into())
 }
 
@@ -153,14 +156,14 @@ fn stage_from(
     let payload = payload::open(d, slot.size())?;
     let wanted = verify::opaque(sum, &verify::Policy::default()).unwrap();
     let report: Arc<dyn Report> = Arc::new(Recorder::default());
-    install(payload, &wanted, slot, &Limits::default(), cancel, &report)
+    install(payload, &wanted, slot, &Limits::default(), None, cancel, &report)
 }
 
 fn stage(m: &Arc<Mutex<Medium>>, file: &[u8]) -> Result<Installed> {
     stage_from(m, Pieces::of(file, 100_000, true), sha(file), &Cancel::default())
 }
 
-fn mountable(m: &Arc<Mutex<Medium>>) -> bool {
+pub(super) fn mountable(m: &Arc<Mutex<Medium>>) -> bool {
     payload::sniff::ext4_bytes(&m.lock().unwrap().data[..4096]).is_some()
 }
 
@@ -495,6 +498,7 @@ fn on_a_plain_file_nothing_but_the_slot_changes() {
         &wanted,
         slot,
         &Limits::default(),
+        None,
         &Cancel::default(),
         &report,
     )
@@ -526,5 +530,76 @@ proptest! {
         let m = m.lock().unwrap();
         prop_assert!(m.data[..image.len()] == image[..]);
         prop_assert!(i.written() <= image.len() as u64 + MIB);
+    }
+}
+
+/// An image of zeros behind a superblock, made as it is read; its last byte may be another one.
+struct Zeros {
+    size: u64,
+    at: u64,
+    last: u8,
+}
+
+impl Download for Zeros {
+    fn total(&self) -> Option<u64> {
+        Some(self.size)
+    }
+    fn next(&mut self) -> Result<Option<bytes::Bytes>> {
+        let n = (self.size - self.at).min(1 << 20) as usize;
+        if n == 0 {
+            return Ok(None);
+        }
+        let mut b = vec![0; n];
+        if self.at == 0 {
+            b[..2048].copy_from_slice(&fake_ext4(2048, 1));
+            let blocks = (self.size / 4096) as u32;
+            b[1024 + 4..1024 + 8].copy_from_slice(&blocks.to_le_bytes());
+        }
+        self.at += n as u64;
+        if self.at == self.size {
+            b[n - 1] = self.last;
+        }
+        Ok(Some(b.into()))
+    }
+    fn describe(&self) -> String {
+        "zeros".into()
+    }
+}
+
+#[test]
+#[ignore = "hashes 16 GiB"]
+fn t14_the_last_byte_of_a_large_image_counts() {
+    for size in [2 << 30, (4u64 << 30) + 4096] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("system.img");
+        TestDisk {
+            slot_mib: 4100,
+            ..TestDisk::default()
+        }
+        .create(&path);
+        let zeros = |last| Zeros { size, at: 0, last };
+        let mut sha = Sha256::new();
+        let mut d = zeros(0);
+        while let Some(b) = d.next().unwrap() {
+            sha.update(&b);
+        }
+        let wanted = verify::opaque(Sha256Digest(sha.finalize().into()), &verify::Policy::default()).unwrap();
+        let run = |last| {
+            let layout = crate::sys::discover::offline(&path, Slot::A).unwrap();
+            let slot = layout.inactive().unwrap().open().unwrap();
+            let payload = payload::open(Box::new(zeros(last)), slot.size())?;
+            let report: Arc<dyn Report> = Arc::new(Recorder::default());
+            install(
+                payload,
+                &wanted,
+                slot,
+                &Limits::default(),
+                None,
+                &Cancel::default(),
+                &report,
+            )
+        };
+        assert_eq!(run(1).unwrap_err().code, Code::ChecksumMismatch, "{size}");
+        assert_eq!(run(0).unwrap().image_size(), size);
     }
 }

@@ -1,11 +1,9 @@
 //! PURE: URLs, what people see of them and what they must not.
 
+use super::credentials::Auth;
 use crate::error::{AgentError, Result};
 use os_proto::codes::Code;
 use reqwest::Url;
-
-/// User and password of basic authentication.
-pub(super) type Auth = (String, Option<String>);
 
 /// Takes the userinfo out of a URL: it must not appear anywhere.
 pub(super) fn parse(text: &str) -> Result<(Url, Option<Auth>)> {
@@ -16,7 +14,7 @@ pub(super) fn parse(text: &str) -> Result<(Url, Option<Auth>)> {
     }
     let decode = |s: &str| percent_decode(s);
     let auth = (!url.username().is_empty() || url.password().is_some())
-        .then(|| (decode(url.username()), url.password().map(decode)));
+        .then(|| Auth::Basic(decode(url.username()), url.password().map(decode)));
     let _ = url.set_username("");
     let _ = url.set_password(None);
     url.set_fragment(None);

@@ -1,17 +1,21 @@
 //! One request, its redirects followed, its answer judged.
 
+use super::credentials::{self, Auth};
 use super::rules::{self, ContentRange, Verdict};
+use super::token::{self, Tokens};
 use super::{Ask, client};
 use crate::error::AgentError;
 use crate::fetch::Policy;
 use crate::ports::{Clock, SourceRequest};
 use os_proto::codes::Code;
 use reqwest::header::{self, HeaderMap};
-use reqwest::{Response, Url};
+use reqwest::{RequestBuilder, Response, Url};
 use std::time::Duration;
 
 /// Most redirects in a row.
 const REDIRECTS: usize = 5;
+/// Most bytes of an answer's headers.
+const HEADERS_MAX: usize = 64 << 10;
 
 /// Why an attempt gave no body.
 #[derive(Debug)]
@@ -68,6 +72,8 @@ impl Version {
 pub(super) struct Answer {
     pub(super) response: Response,
     pub(super) skip: u64,
+    /// Status 200 although a part was asked for.
+    pub(super) whole: bool,
     pub(super) total: Option<u64>,
     pub(super) version: Version,
 }
@@ -81,10 +87,24 @@ pub(super) async fn run(
 ) -> Result<Answer, Failure> {
     let mut url = ask.url.clone();
     let mut own = true;
-    for hop in 0..=REDIRECTS {
+    let mut renewed = false;
+    let mut hop = 0;
+    while hop <= REDIRECTS {
         let response = send(&url, own, ask, request, policy, clock).await?;
         let status = response.status().as_u16();
-        match rules::verdict(status, hop > 0) {
+        if status == 401
+            && own
+            && !renewed
+            && ask.extra.tokens.is_some()
+            && let Some(asked) = token::asked_for(&response)
+        {
+            // Once per attempt: a token may have run out while the download went on.
+            token::renew(&url, &asked, &ask.extra, request, policy, clock).await?;
+            renewed = true;
+            continue;
+        }
+        hop += 1;
+        match rules::verdict(status, hop > 1) {
             Verdict::Redirect => {
                 let next = target(&url, &response)?;
                 own = own && next.origin() == url.origin();
@@ -125,11 +145,14 @@ async fn send(
     let mut r = client
         .get(url.clone())
         .header(header::ACCEPT_ENCODING, "identity");
-    if let (Some((user, password)), true) = (&ask.auth, own) {
-        r = r.basic_auth(user, password.as_ref());
+    if let Some(accept) = ask.extra.accept {
+        r = r.header(header::ACCEPT, accept);
     }
-    if let (true, Some(total)) = (ask.ranged(), ask.total) {
-        r = r.header(header::RANGE, format!("bytes={}-{}", ask.offset, total - 1));
+    if own && let Some(auth) = auth(url, ask, policy)? {
+        r = with_auth(r, &auth);
+    }
+    if let Some((first, last)) = ask.range() {
+        r = r.header(header::RANGE, format!("bytes={first}-{last}"));
         if let Some(v) = ask.version.validator() {
             r = r.header(header::IF_RANGE, v);
         }
@@ -144,6 +167,17 @@ async fn send(
             ));
         }
     };
+    let headers: usize = response
+        .headers()
+        .iter()
+        .map(|(n, v)| n.as_str().len() + v.len())
+        .sum();
+    if headers > HEADERS_MAX {
+        return Err(Failure::Final(AgentError::new(
+            Code::FetchFailed,
+            format!("{headers} bytes of headers, at most {HEADERS_MAX} are accepted"),
+        )));
+    }
     if let Some(e) = response.headers().get(header::CONTENT_ENCODING)
         && e != "identity"
     {
@@ -153,6 +187,26 @@ async fn send(
         )));
     }
     Ok(response)
+}
+
+/// What is shown to the server that was asked for: its token, what its URL said, or what the node keeps for it.
+fn auth(url: &Url, ask: &Ask, policy: &Policy) -> Result<Option<Auth>, Failure> {
+    let given = || ask.extra.userinfo.clone();
+    if let Some(a) = ask.extra.tokens.as_ref().and_then(Tokens::current).or_else(given) {
+        return Ok(Some(a));
+    }
+    match &policy.credentials_dir {
+        Some(dir) => credentials::look_up(dir, url).map_err(Failure::Final),
+        None => Ok(None),
+    }
+}
+
+/// Adds what proves who asks; the headers are kept out of every log.
+pub(super) fn with_auth(r: RequestBuilder, auth: &Auth) -> RequestBuilder {
+    match auth {
+        Auth::Basic(user, password) => r.basic_auth(user, password.as_ref()),
+        Auth::Bearer(token) => r.bearer_auth(token),
+    }
 }
 
 fn target(url: &Url, response: &Response) -> Result<Url, Failure> {
@@ -193,12 +247,13 @@ fn whole(ask: &Ask, response: Response) -> Result<Answer, Failure> {
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse().ok());
-    if ask.offset > 0 {
+    if ask.bound() {
         changed(ask, &version, total)?;
     }
     Ok(Answer {
         response,
         skip: ask.offset,
+        whole: ask.range().is_some(),
         total,
         version,
     })
@@ -210,7 +265,7 @@ fn part(ask: &Ask, response: Response) -> Result<Answer, Failure> {
         .headers()
         .get(header::CONTENT_RANGE)
         .and_then(|v| rules::content_range(v.to_str().ok()?));
-    let (Some(ContentRange::Bytes { first, total, .. }), true) = (range, ask.ranged()) else {
+    let (Some(ContentRange::Bytes { first, total, .. }), Some(_)) = (range, ask.range()) else {
         return Err(Failure::NoRanges(
             "the server sent a part without saying which".into(),
         ));
@@ -225,13 +280,14 @@ fn part(ask: &Ask, response: Response) -> Result<Answer, Failure> {
     Ok(Answer {
         response,
         skip: 0,
+        whole: false,
         total: ask.total,
         version,
     })
 }
 
 fn unsatisfied(ask: &Ask, response: &Response) -> Failure {
-    if !ask.ranged() {
+    if ask.range().is_none() {
         return Failure::Final(AgentError::new(
             Code::FetchFailed,
             "status 416 although the whole was asked for",

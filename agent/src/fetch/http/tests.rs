@@ -10,13 +10,13 @@ use tokio::runtime::Runtime;
 
 /// What a request asked for.
 #[derive(Debug, Clone)]
-struct Asked {
-    path: String,
+pub(in crate::fetch) struct Asked {
+    pub(in crate::fetch) path: String,
     headers: Vec<(String, String)>,
 }
 
 impl Asked {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(in crate::fetch) fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
             .find(|(n, _)| n.eq_ignore_ascii_case(name))
@@ -24,21 +24,21 @@ impl Asked {
     }
 
     /// First and last byte of the range.
-    fn range(&self) -> Option<(usize, usize)> {
+    pub(in crate::fetch) fn range(&self) -> Option<(usize, usize)> {
         let (a, b) = self.header("range")?.strip_prefix("bytes=")?.split_once('-')?;
         Some((a.parse().ok()?, b.parse().ok()?))
     }
 }
 
 /// A server that answers by a function of the request and its number; one thread per connection.
-struct Server {
-    url: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
+pub(in crate::fetch) struct Server {
+    pub(in crate::fetch) url: String,
+    pub(in crate::fetch) asked: Arc<Mutex<Vec<Asked>>>,
 }
 
 type Answering = dyn Fn(usize, &Asked, &mut TcpStream) -> std::io::Result<()> + Send + Sync;
 
-fn serve(
+pub(in crate::fetch) fn serve(
     answer: impl Fn(usize, &Asked, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
 ) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -77,12 +77,18 @@ fn serve(
     Server { url, asked }
 }
 
-fn data(len: usize) -> Vec<u8> {
+pub(in crate::fetch) fn data(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251) as u8).collect()
 }
 
 /// A well-behaved answer, cut after `cut` body bytes.
-fn good(s: &mut TcpStream, asked: &Asked, body: &[u8], etag: &str, cut: usize) -> std::io::Result<()> {
+pub(in crate::fetch) fn good(
+    s: &mut TcpStream,
+    asked: &Asked,
+    body: &[u8],
+    etag: &str,
+    cut: usize,
+) -> std::io::Result<()> {
     let (head, part) = match asked.range() {
         Some((a, b)) => (
             format!(
@@ -109,7 +115,7 @@ fn whole(s: &mut TcpStream, body: &[u8], cut: usize) -> std::io::Result<()> {
     s.write_all(&body[..cut.min(body.len())])
 }
 
-fn runtime() -> &'static Runtime {
+pub(in crate::fetch) fn runtime() -> &'static Runtime {
     static RT: std::sync::OnceLock<Runtime> = std::sync::OnceLock::new();
     RT.get_or_init(|| {
         tokio::runtime::Builder::new_multi_thread()
@@ -120,7 +126,7 @@ fn runtime() -> &'static Runtime {
     })
 }
 
-fn quick() -> Policy {
+pub(in crate::fetch) fn quick() -> Policy {
     Policy {
         connect_timeout: Duration::from_secs(2),
         first_byte_timeout: Duration::from_millis(400),
@@ -132,14 +138,14 @@ fn quick() -> Policy {
     }
 }
 
-pub(super) struct Client {
-    pub(super) request: SourceRequest,
-    pub(super) policy: Policy,
+pub(in crate::fetch) struct Client {
+    pub(in crate::fetch) request: SourceRequest,
+    pub(in crate::fetch) policy: Policy,
     cancel: Cancel,
     report: Arc<Recorder>,
 }
 
-pub(super) fn client() -> Client {
+pub(in crate::fetch) fn client() -> Client {
     Client {
         request: SourceRequest {
             location: Location::Url(String::new()),
@@ -148,6 +154,7 @@ pub(super) fn client() -> Client {
             client: None,
             rate_bytes_per_sec: None,
             max_bytes: 1 << 30,
+            known: None,
         },
         policy: quick(),
         cancel: Cancel::default(),
@@ -479,7 +486,7 @@ fn a_cancel_ends_every_wait_at_once() {
     }
 }
 
-fn redirect(s: &mut TcpStream, to: &str) -> std::io::Result<()> {
+pub(in crate::fetch) fn redirect(s: &mut TcpStream, to: &str) -> std::io::Result<()> {
     s.write_all(format!("HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n").as_bytes())
 }
 
@@ -582,4 +589,179 @@ fn the_rate_is_kept() {
     assert_eq!(c.get(&s.url).unwrap(), body);
     let took = began.elapsed().as_secs_f64();
     assert!((0.9..1.6).contains(&took), "{took}");
+}
+
+/// A client that has the first `n` bytes of `total` from an earlier attempt.
+fn knowing(total: u64, etag: &str) -> Client {
+    let mut c = client();
+    c.request.known = Some(Object {
+        total,
+        etag: Some(etag.to_owned()),
+        modified: None,
+    });
+    c
+}
+
+/// Takes the first MiB, passes over up to byte `at`, takes the rest.
+fn take_up(c: &Client, url: &str, at: u64) -> Result<(Vec<u8>, Vec<u8>)> {
+    let mut d = c.open(url)?;
+    let (mut head, mut rest) = (Vec::new(), Vec::new());
+    while (head.len() as u64) < FIRST {
+        head.extend_from_slice(&d.next()?.unwrap());
+    }
+    let mut over = at - head.len() as u64;
+    while over > 0 {
+        let passed = d.skip(over)?;
+        over -= passed;
+        assert!(passed > 0);
+    }
+    while let Some(b) = d.next()? {
+        rest.extend_from_slice(&b);
+    }
+    Ok((head, rest))
+}
+
+#[test]
+fn t2_what_is_there_already_is_passed_over_with_closed_ranges() {
+    let body = data(4_000_000);
+    let b = body.clone();
+    let s = serve(move |_, a, s| good(s, a, &b, "\"v1\"", usize::MAX));
+    let (head, rest) = take_up(&knowing(4_000_000, "\"v1\""), &s.url, 3_000_000).unwrap();
+    assert!(head == body[..FIRST as usize] && rest == body[3_000_000..]);
+    let asked = s.asked.lock().unwrap();
+    assert_eq!(asked.len(), 2);
+    assert_eq!(asked[0].range(), Some((0, FIRST as usize - 1)));
+    assert_eq!(asked[0].header("if-range"), Some("\"v1\""));
+    assert_eq!(asked[1].range(), Some((3_000_000, 3_999_999)));
+}
+
+#[test]
+fn t5_at_full_size_nothing_more_is_asked_for() {
+    let body = data(2_000_000);
+    let b = body.clone();
+    let s = serve(move |_, a, s| good(s, a, &b, "\"v1\"", usize::MAX));
+    let (_, rest) = take_up(&knowing(2_000_000, "\"v1\""), &s.url, 2_000_000).unwrap();
+    assert!(rest.is_empty());
+    assert_eq!(s.asked.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn t6_a_server_without_ranges_is_read_and_dropped_when_taken_up() {
+    let body = data(3_000_000);
+    let b = body.clone();
+    let s = serve(move |_, _, s| {
+        s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\nETag: \"v1\"\r\n\r\n")?;
+        s.write_all(&b)
+    });
+    let (head, rest) = take_up(&knowing(3_000_000, "\"v1\""), &s.url, 2_500_000).unwrap();
+    assert!(head == body[..head.len()] && rest == body[2_500_000..]);
+    assert_eq!(s.asked.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn an_object_that_changed_since_the_last_attempt_is_started_over() {
+    let body = data(3_000_000);
+    for (etag, total) in [("\"old\"", 3_000_000), ("\"v1\"", 2_999_999)] {
+        let b = body.clone();
+        // If-Range fails: the whole new object.
+        let s = serve(move |_, _, s| {
+            s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\nETag: \"v1\"\r\n\r\n")?;
+            s.write_all(&b)
+        });
+        let e = take_up(&knowing(total, etag), &s.url, 2_500_000).unwrap_err();
+        assert_eq!(e.code, Code::ObjectChanged, "{e}");
+    }
+}
+
+#[test]
+fn the_rest_of_a_taken_up_object_survives_cuts_as_well() {
+    let body = data(3_000_000);
+    let b = body.clone();
+    let s = serve(move |_, a, s| good(s, a, &b, "\"v1\"", 300_000));
+    let (head, rest) = take_up(&knowing(3_000_000, "\"v1\""), &s.url, 2_000_000).unwrap();
+    assert!(head == body[..head.len()] && rest == body[2_000_000..]);
+    let sent: usize = (s.asked.lock().unwrap().iter())
+        .map(|a| a.range().map_or(300_000, |(x, y)| (y + 1 - x).min(300_000)))
+        .sum();
+    assert!(sent <= FIRST as usize + 1_000_000, "{sent}");
+}
+
+#[test]
+fn t1_a_cut_every_256_kib_costs_at_most_five_percent() {
+    let body = data(3_000_000);
+    let b = body.clone();
+    let s = serve(move |_, a, s| good(s, a, &b, "\"v1\"", 256 << 10));
+    assert_eq!(client().get(&s.url).unwrap(), body);
+    let asked = s.asked.lock().unwrap();
+    assert_eq!(asked.len(), 12);
+    let sent: usize = asked
+        .iter()
+        .map(|a| a.range().map_or(256 << 10, |(x, y)| (y + 1 - x).min(256 << 10)))
+        .sum();
+    assert!(sent <= 3_150_000, "{sent}");
+}
+
+#[test]
+fn ten_tebibytes_are_refused_by_their_length() {
+    let s = serve(|_, _, s| s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10995116277760\r\n\r\n"));
+    let e = client().get(&s.url).unwrap_err();
+    assert_eq!(e.code, Code::SlotTooSmall);
+    assert!(e.message.contains("10995116277760"), "{e}");
+}
+
+#[test]
+fn headers_without_end_are_refused() {
+    let s = serve(|_, _, s| {
+        s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n")?;
+        for i in 0..20 {
+            s.write_all(format!("X-{i}: {}\r\n", "x".repeat(4096)).as_bytes())?;
+        }
+        s.write_all(b"\r\nx")
+    });
+    let e = client().get(&s.url).unwrap_err();
+    assert!(e.message.contains("headers"), "{e}");
+}
+
+#[test]
+fn a_whole_download_has_a_limit_where_the_node_sets_one() {
+    let s = serve(|_, _, s| {
+        s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")?;
+        loop {
+            s.write_all(&[0; 20_000])?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let mut c = client();
+    c.policy.total_timeout = Some(Duration::from_millis(600));
+    let e = c.get(&s.url).unwrap_err();
+    assert_eq!(e.code, Code::FetchFailed);
+    assert!(e.message.contains("total_timeout_secs"), "{e}");
+}
+
+#[test]
+fn credentials_of_an_origin_come_from_the_nodes_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let body = data(5000);
+    let b = body.clone();
+    let storage = serve(move |_, a, s| good(s, a, &b, "\"1\"", usize::MAX));
+    let target = storage.url.clone();
+    let first = serve(move |_, _, s| redirect(s, &format!("{target}/x")));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.toml");
+    let text = [&first.url, &storage.url]
+        .map(|u| format!("[[origin]]\nurl = \"{u}\"\ntoken = \"tok\"\n"))
+        .concat();
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let mut c = client();
+    c.policy.credentials_dir = camino::Utf8PathBuf::from_path_buf(dir.path().to_owned()).ok();
+    assert_eq!(c.get(&first.url).unwrap(), body);
+    let shown = |s: &Server| {
+        s.asked.lock().unwrap()[0]
+            .header("authorization")
+            .map(str::to_owned)
+    };
+    assert_eq!(shown(&first).as_deref(), Some("Bearer tok"));
+    // Even where the node has some: whoever redirects does not choose when they are shown.
+    assert_eq!(shown(&storage), None);
 }

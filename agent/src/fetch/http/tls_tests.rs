@@ -1,5 +1,6 @@
 //! Against a TLS server in this process. The certificates beside it were made by `openssl req` and `openssl ca` (valid from 2000 to 2099) for these
-//! tests alone: `ca.pem` signed `server.pem`, `client.pem` and `expired.pem`; `other.pem` is another authority.
+//! tests alone: `ca.pem` signed `server.pem`, `client.pem` and `expired.pem`; `other.pem` is another authority; `future-ca.pem` signed
+//! `future.pem`, which is valid from 2090 on.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::indexing_slicing)]
 
 use super::tests::{Client, client};
@@ -142,4 +143,38 @@ fn https_never_goes_down_to_http() {
     let e = c.get(&url).unwrap_err();
     assert_eq!(e.code, Code::Redirect);
     assert!(e.message.contains("down to http"), "{e}");
+}
+
+#[test]
+fn t16_a_certificate_that_is_not_valid_yet_names_the_clock() {
+    let (url, _) = serve("future.pem", false, ok());
+    let AgentError { code, message } = trusting("future-ca.pem").get(&url).unwrap_err();
+    assert_eq!(code, Code::ClockSuspect, "{message}");
+    assert!(
+        message.contains("not valid yet") && message.contains("check time synchronisation"),
+        "{message}"
+    );
+}
+
+#[test]
+fn client_certificates_are_read_anew_for_every_connection() {
+    let (url, seen) = serve("server.pem", true, ok());
+    let dir = tempfile::tempdir().unwrap();
+    let at = |n: &str| Utf8PathBuf::from_path_buf(dir.path().join(n)).unwrap();
+    let mut c = trusting("ca.pem");
+    c.request.client = Some((at("c.pem"), at("c.key")));
+    let e = c.get(&url).unwrap_err();
+    assert!(
+        e.code == Code::InvalidArgument && e.message.contains("c.pem"),
+        "{e}"
+    );
+    // The same request once the files are there; nothing was kept from the failed one.
+    std::fs::copy(file("client.pem"), at("c.pem")).unwrap();
+    std::fs::copy(file("client.key"), at("c.key")).unwrap();
+    assert_eq!(c.get(&url).unwrap(), b"hello");
+    std::fs::write(at("c.pem"), "no longer a certificate").unwrap();
+    assert_eq!(c.get(&url).unwrap_err().code, Code::InvalidArgument);
+    std::fs::copy(file("client.pem"), at("c.pem")).unwrap();
+    assert_eq!(c.get(&url).unwrap(), b"hello");
+    assert!(seen.lock().unwrap().iter().all(|(_, with_cert)| *with_cert));
 }
