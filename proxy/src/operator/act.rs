@@ -457,7 +457,11 @@ impl Actor {
         }
         match code(error) {
             403 => {
-                let text = format!("{what}: {error}. Apply proxy/deploy/rbac.yaml");
+                let said = match error {
+                    kube::Error::Api(status) => status.message.clone(),
+                    other => other.to_string(),
+                };
+                let text = format!("{said} ({what}); apply proxy/deploy/rbac.yaml");
                 tracing::error!("{text}");
                 self.view.set_trouble(Some(Trouble {
                     reason: "Forbidden".into(),
