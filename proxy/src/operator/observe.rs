@@ -42,6 +42,7 @@ struct Inner {
 pub(crate) struct View {
     inner: Arc<Mutex<Inner>>,
     changed: Arc<Notify>,
+    relist: Arc<Notify>,
 }
 
 /// The newer of two resourceVersions stays. They are decimal numbers on every server that is in use.
@@ -68,6 +69,7 @@ impl View {
                 lines: [Line::default(); 3],
             })),
             changed: Arc::new(Notify::new()),
+            relist: Arc::new(Notify::new()),
         }
     }
 
@@ -109,7 +111,14 @@ impl View {
     pub(crate) fn set_trouble(&self, trouble: Option<Trouble>) -> bool {
         let mut inner = self.lock();
         let changed = inner.fleet.trouble != trouble;
+        let pruned = |t: &Option<Trouble>| t.as_ref().is_some_and(|t| t.reason == "CRDPruned");
+        let healed = pruned(&inner.fleet.trouble) && !pruned(&trouble);
         inner.fleet.trouble = trouble;
+        if healed {
+            // A watch that began under the old definitions delivers objects cut down by them, and resumes without a list.
+            inner.lines = [Line::default(); 3];
+            self.relist.notify_one();
+        }
         drop(inner);
         if changed {
             self.nudge();
@@ -128,7 +137,7 @@ impl View {
         let mut inner = self.lock();
         match inner.fleet.oses.iter_mut().find(|o| o.uid() == os.uid()) {
             Some(old) if older(os.resource_version(), old.resource_version()) => return,
-            Some(old) if old.resource_version() == os.resource_version() => return,
+            Some(old) if *old == os => return,
             Some(old) => *old = os,
             None => inner.fleet.oses.push(os),
         }
@@ -148,8 +157,7 @@ impl View {
         let mut inner = self.lock();
         if let Some(old) = inner.fleet.instances.get(&instance.name_any())
             && old.uid() == instance.uid()
-            && (older(instance.resource_version(), old.resource_version())
-                || old.resource_version() == instance.resource_version())
+            && (older(instance.resource_version(), old.resource_version()) || *old == instance)
         {
             return;
         }
@@ -211,8 +219,17 @@ fn key<K: Resource>(object: &K) -> String {
     }
 }
 
-/// Watches the three kinds until dropped.
+/// Watches the three kinds until dropped; begins anew where the view asks for it.
 pub(crate) async fn watch(client: Client, view: View) {
+    loop {
+        tokio::select! {
+            () = watch_once(client.clone(), view.clone()) => {}
+            () = view.relist.notified() => tracing::info!("listing everything again"),
+        }
+    }
+}
+
+async fn watch_once(client: Client, view: View) {
     let nodes = follow(
         Api::<Node>::all(client.clone()),
         Kind::Node,
