@@ -99,7 +99,10 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
         _ => Vec::new(),
     };
     match &command {
-        Command::Report => return doctor::report(place, handle).await,
+        Command::Report {
+            what: Some(args::ReportPart::Etc),
+        } => return report_etc(place).await,
+        Command::Report { what: None } => return doctor::report(place, handle).await,
         Command::ApiProxy(_) => return not_built("api-proxy"),
         Command::Steps(_) => return not_built("steps"),
         Command::GrowPersist => return serve::grow_persist(place.offline().as_ref()).await,
@@ -119,6 +122,8 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
                 digest: a.digest,
                 reboot: a.reboot,
                 deadline_secs: a.deadline_secs,
+                confirm: a.confirm as i32,
+                on_silence: a.on_silence as i32,
                 ..Default::default()
             };
             let progress = Progress::new(json);
@@ -186,6 +191,23 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
     };
     target.close();
     result
+}
+
+/// `report etc`: files of the node that hide what the running image brings.
+async fn report_etc(place: &Where) -> Result<()> {
+    if place.disk.is_some() {
+        return Err(AgentError::new(
+            Code::InvalidArgument,
+            "report etc looks at the running node: leave --disk out",
+        ));
+    }
+    let look = || os_agent::sys::discover::online().and_then(|l| os_agent::etc_layer::running(&l));
+    let found = tokio::task::spawn_blocking(look)
+        .await
+        .map_err(|e| AgentError::new(Code::Internal, format!("report: {e}")))??;
+    let doc = serde_json::json!({ "hidden": found });
+    print(place.json, &doc, &show::hidden(&found));
+    Ok(())
 }
 
 /// One line per change: text for people, one JSON document per line for programs.

@@ -5,6 +5,7 @@
 
 use crate::config::Config;
 use crate::error::{AgentError, Result};
+use crate::evidence::Evidence;
 use crate::gates;
 use crate::machine::{self, Effect, Event, Node, Outcome};
 use crate::ports::{Bootloader, Cancel, Clock, Host, Settings, Slots, Source, StateStore};
@@ -148,14 +149,17 @@ impl Engine {
     /// The decision at start.
     fn begin(self: &Arc<Self>) {
         let mut inner = self.lock();
-        let panic = if self.options.offline {
-            None
+        let evidence = if self.options.offline {
+            Evidence::default()
         } else {
-            self.ports.host.panic_record()
+            Evidence {
+                panic: self.ports.host.panic_record(),
+                signs: self.ports.store.signs(),
+            }
         };
         let event = Event::Started {
             copies: self.ports.boot.read(),
-            panic,
+            evidence,
         };
         let observe = self.options.observe;
         let step = match machine::step(&inner.node, self.now(), event) {
@@ -258,9 +262,10 @@ impl Engine {
             tracing::error!(%e, ?effect, "an effect failed");
             match effect {
                 // Nothing was done yet: as if it had not been asked.
-                Effect::SaveState { .. } | Effect::SaveRecord { .. } | Effect::StartWork => {
-                    inner.node = before
-                }
+                Effect::SaveState { .. }
+                | Effect::SaveRecord { .. }
+                | Effect::PrepareTrial(_)
+                | Effect::StartWork => inner.node = before,
                 Effect::Arm(..) => self.arm_failed(inner, &e),
                 Effect::ReadEnvBack(env) if env.try_slot.is_some() => self.arm_failed(inner, &e),
                 // Even when it cannot be disarmed, a slot with a bad verdict is left.
@@ -317,6 +322,7 @@ impl Engine {
                 };
                 self.noted(inner, saved, *required)
             }
+            Effect::PrepareTrial(keep_etc) => self.ports.store.prepare_trial(*keep_etc),
             Effect::RepairEnv(env) | Effect::Disarm(env) | Effect::Commit(env) => {
                 tracing::info!(cur = %env.cur, try_slot = env.try_slot.map_or("", Slot::letter), gen_ = env.gen_, "environment");
                 boot.write(env)

@@ -1,15 +1,17 @@
 //! The real host: service manager, health hooks, kubelet, panic records.
 
-use crate::ports::{Clock, HookOutcome, Host, OsRelease};
-use crate::sys::clock::SystemClock;
-use crate::sys::cmd;
+use crate::evidence::Panic;
+use crate::ports::{HookOutcome, Host, OsRelease};
+use crate::sys::{cmd, space};
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::codes::Code;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
+
+mod pstore;
 
 /// Directories of hooks; a file of the second replaces one of the same name of the first.
 pub const HOOK_DIRS: [&str; 2] = ["/usr/lib/os-agent/health.d", "/etc/os-agent/health.d"];
@@ -19,16 +21,32 @@ const SYSTEMCTL: &str = "systemctl";
 const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(30);
 const KUBELET: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 10248);
 
+/// Where PERSIST is mounted.
+pub const PERSIST: &str = "/persist";
+/// Made by the initramfs when PERSIST cannot be used; holds why.
+pub const PERSIST_MISSING: &str = "/run/os-agent/persist-missing";
+/// Made by the initramfs when it repaired PERSIST, or could not; holds what e2fsck said.
+pub const PERSIST_REPAIRED: &str = "/run/os-agent/persist-repaired";
+/// Made by the initramfs when /etc has its upper layer in memory above the stored one; holds why.
+pub const ETC_IN_MEMORY: &str = "/run/os-agent/etc-in-memory";
+/// Made by the initramfs of a trial that got no copy of the running slot's /etc; holds why.
+pub const ETC_NOT_COPIED: &str = "/run/os-agent/etc-not-copied";
+/// Less than this counts as full.
+const LOW_BYTES: u64 = 4 << 20;
+const LOW_INODES: u64 = 64;
+
 /// The running system.
 #[derive(Debug, Clone)]
 pub struct SystemHost {
     hook_dirs: Vec<Utf8PathBuf>,
+    panics: Option<Utf8PathBuf>,
 }
 
 impl Default for SystemHost {
     fn default() -> Self {
         SystemHost {
             hook_dirs: HOOK_DIRS.iter().map(Utf8PathBuf::from).collect(),
+            panics: None,
         }
     }
 }
@@ -36,7 +54,16 @@ impl Default for SystemHost {
 impl SystemHost {
     /// With other hook directories.
     pub fn with_hooks(hook_dirs: Vec<Utf8PathBuf>) -> Self {
-        SystemHost { hook_dirs }
+        SystemHost {
+            hook_dirs,
+            panics: None,
+        }
+    }
+
+    /// Archives kernel panic records in `dir`.
+    pub fn archive_panics(mut self, dir: Option<Utf8PathBuf>) -> Self {
+        self.panics = dir;
+        self
     }
 
     fn hooks(&self) -> BTreeMap<String, Utf8PathBuf> {
@@ -149,15 +176,46 @@ impl Host for SystemHost {
         }
     }
 
-    fn panic_record(&self) -> Option<String> {
-        let clock = SystemClock;
-        let uptime = i64::try_from(clock.monotonic().as_secs()).unwrap_or(0);
-        // A record of the boot before this one; older ones are somebody else's.
-        let not_before = clock.unix() - uptime - 3600;
-        ["/sys/fs/pstore", "/var/lib/systemd/pstore"]
-            .iter()
-            .find_map(|d| newest_panic(Utf8Path::new(d), not_before))
+    fn panic_record(&self) -> Option<Panic> {
+        let dirs: Vec<Utf8PathBuf> = pstore::DIRS.iter().map(Utf8PathBuf::from).collect();
+        pstore::newest(&dirs, self.panics.as_deref())
     }
+
+    fn trial_obstacle(&self) -> Option<String> {
+        mark(ETC_NOT_COPIED).map(|why| {
+            format!("the initramfs could not give this trial the settings of the running slot: {why}")
+        })
+    }
+
+    fn persist_problems(&self) -> Vec<String> {
+        let mut list: Vec<String> = [PERSIST_REPAIRED, ETC_IN_MEMORY]
+            .iter()
+            .filter_map(|p| mark(p))
+            .collect();
+        if let Ok(free) = space::free(Utf8Path::new(PERSIST)) {
+            list.extend(fullness(free));
+        }
+        list
+    }
+}
+
+/// A word that the initramfs left for the agent.
+pub fn mark(path: &str) -> Option<String> {
+    let text = std::fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    Some(words.join(" ").chars().take(500).collect())
+}
+
+/// What to say about a PERSIST with so much room.
+fn fullness(free: space::Free) -> Option<String> {
+    (free.bytes < LOW_BYTES || free.inodes < LOW_INODES).then(|| {
+        format!(
+            "PERSIST is full: {} KiB and {} inodes are free; the agent's own files have their room, everything else may fail",
+            free.bytes >> 10,
+            free.inodes
+        )
+    })
 }
 
 /// Whether an HTTP endpoint answers its healthz with 200.
@@ -176,47 +234,27 @@ fn healthz(at: SocketAddr) -> bool {
     ask().unwrap_or(false)
 }
 
-fn newest_panic(dir: &Utf8Path, not_before: i64) -> Option<String> {
-    let mut found: Vec<(i64, Utf8PathBuf)> = Vec::new();
-    let mut todo = vec![(dir.to_owned(), 0)];
-    while let Some((dir, depth)) = todo.pop() {
-        for e in dir.read_dir_utf8().into_iter().flatten().flatten() {
-            let Ok(meta) = e.metadata() else { continue };
-            if meta.is_dir() && depth < 3 {
-                todo.push((e.path().to_owned(), depth + 1));
-            } else if e.file_name().starts_with("dmesg") && meta.mtime() >= not_before {
-                found.push((meta.mtime(), e.path().to_owned()));
-            }
-        }
-    }
-    found.sort();
-    found
-        .iter()
-        .rev()
-        .find_map(|(_, p)| panic_line(&String::from_utf8_lossy(&std::fs::read(p).ok()?)))
-}
-
-/// The line of a kernel log that says why it panicked.
-pub fn panic_line(log: &str) -> Option<String> {
-    log.lines()
-        .rev()
-        .find_map(|l| l.find("Kernel panic").and_then(|i| l.get(i..)))
-        .map(|l| l.chars().take(300).collect())
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::disallowed_methods)]
     use super::*;
 
     #[test]
-    fn the_panic_line_is_found() {
-        let log = "<6>[ 1.0] ok\n<0>[ 2.0] Kernel panic - not syncing: VFS: Unable to mount root fs\n<0>[ 2.1] CPU: 0\n";
-        assert_eq!(
-            panic_line(log).unwrap(),
-            "Kernel panic - not syncing: VFS: Unable to mount root fs"
-        );
-        assert_eq!(panic_line("nothing"), None);
+    fn a_full_persist_is_said_and_others_are_not() {
+        let free = |bytes, inodes| fullness(space::Free { bytes, inodes });
+        assert_eq!(free(1 << 30, 5000), None);
+        assert_eq!(free(1 << 30, u64::MAX), None);
+        assert!(free(0, 5000).unwrap().contains("0 KiB"));
+        assert!(free(1 << 30, 0).unwrap().contains("0 inodes"));
+    }
+
+    #[test]
+    fn marks_are_one_line() {
+        let d = tempfile::tempdir().unwrap();
+        let p = d.path().join("m");
+        std::fs::write(&p, "two\n  lines\n").unwrap();
+        assert_eq!(mark(p.to_str().unwrap()).unwrap(), "two lines");
+        assert_eq!(mark("/nonexistent/mark"), None);
     }
 
     #[test]

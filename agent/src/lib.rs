@@ -10,6 +10,8 @@ pub mod crashtest;
 pub mod doctor;
 pub mod engine;
 pub mod error;
+pub mod etc_layer;
+pub mod evidence;
 pub mod fetch;
 pub mod gates;
 pub mod gpt_table;

@@ -5,9 +5,10 @@
 //! disk or the environment; `now` is Unix seconds and comes with every event.
 
 use crate::error::{AgentError, Result};
+use crate::evidence::Evidence;
 use crate::ports::EnvCopies;
 use crate::settings::{EntryResult, Written};
-use crate::state::{Confirm, Kind, OnSilence, OpResult, Operation, Phase, State};
+use crate::state::{Cause, Confirm, Kind, OnSilence, OpResult, Operation, Phase, State};
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
 use os_proto::env_block::Env;
@@ -123,8 +124,8 @@ pub enum Event {
     Started {
         /// Both environment copies, or why they cannot be read.
         copies: Result<EnvCopies>,
-        /// Kernel panic record of the last boot.
-        panic: Option<String>,
+        /// What earlier boots left behind.
+        evidence: Evidence,
     },
     /// Somebody asks to stage.
     Stage(StageAsk),
@@ -160,6 +161,8 @@ pub enum Event {
     NotHealthy,
     /// A verdict that is final at once.
     Bad(String),
+    /// The trial cannot be judged, and that is not the image's doing.
+    Obstructed(String),
     /// The deadline passed; why it was not good before.
     Deadline(String),
 }
@@ -299,6 +302,8 @@ pub enum Effect {
     RepairEnv(Env),
     /// No slot is on trial any more.
     Disarm(Env),
+    /// Durable before arming: signs of life start over; this slot keeps its own /etc in its trial, where it is given.
+    PrepareTrial(Option<Slot>),
     /// The slot is on trial from the next boot on. Consumes the proof that it was read back.
     Arm(Slot, Env),
     /// The running slot is the default.
@@ -460,7 +465,7 @@ impl Node {
 /// A refusal: nothing changes and nothing is to be done.
 pub fn step(node: &Node, now: i64, event: Event) -> Result<Step> {
     match event {
-        Event::Started { copies, panic } => Ok(boot::started(node, now, copies, panic)),
+        Event::Started { copies, evidence } => Ok(boot::started(node, now, copies, &evidence)),
         Event::Stage(ask) => stage::ask(node, now, &ask),
         Event::FirstWrite => stage::first_write(node),
         Event::Installed(c) => stage::installed(node, now, &c),
@@ -477,7 +482,8 @@ pub fn step(node: &Node, now: i64, event: Event) -> Result<Step> {
         Event::Sign(what, secs) => Ok(trial::sign(node, &what, secs)),
         Event::Healthy => Ok(trial::healthy(node, now)),
         Event::NotHealthy => Ok(trial::not_healthy(node)),
-        Event::Bad(why) => Ok(trial::bad(node, now, &why)),
+        Event::Bad(why) => Ok(trial::bad(node, now, Cause::HealthFailed, &why)),
+        Event::Obstructed(why) => Ok(trial::bad(node, now, Cause::Interrupted, &why)),
         Event::Deadline(why) => Ok(trial::deadline(node, now, &why)),
     }
 }

@@ -4,8 +4,9 @@ use crate::boot::DualEnv;
 use crate::config::{Config, FRAGMENT_DIRS, Fetch, LAST_FILE};
 use crate::engine::{Options, Ports};
 use crate::error::{AgentError, Result};
+use crate::evidence::Panic;
 use crate::fetch::{Policy, Sources};
-use crate::health::SystemHost;
+use crate::health::{self, PERSIST, PERSIST_MISSING, SystemHost};
 use crate::ports::{Bootloader, EnvCopies, HookOutcome, Host, OsRelease, SlotDevice, Slots, StateStore};
 use crate::settings::system::System;
 use crate::slots::{Layout, OpenSlot};
@@ -21,10 +22,6 @@ use std::time::Duration;
 
 /// Files with credentials per origin.
 const CREDENTIALS: &str = "/etc/os-agent/credentials.d";
-/// Where PERSIST is mounted.
-const PERSIST: &str = "/persist";
-/// Made by the initramfs when PERSIST could not be mounted.
-const PERSIST_MISSING: &str = "/run/os-agent/persist-missing";
 /// `<state>` on a machine without PERSIST.
 const VAR_STATE: &str = "/var/lib/os-agent";
 
@@ -112,6 +109,7 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
         .as_ref()
         .map_err(Clone::clone)
         .and_then(|l| l.region(Role::Boot));
+    let panics = store.missing().is_none().then(|| store.dir().join("panics"));
     let ports = Ports {
         source: Arc::new(Sources::new(
             handle,
@@ -122,7 +120,7 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
         settings: Arc::new(System::online(store.dir(), boot_part)),
         store: Arc::new(store),
         slots: Arc::new(Online),
-        host: Arc::new(SystemHost::default()),
+        host: Arc::new(SystemHost::default().archive_panics(panics)),
         clock,
     };
     let options = Options {
@@ -236,16 +234,16 @@ fn bootloader(layout: &Result<Layout>) -> Arc<dyn Bootloader> {
 fn node_store(slots: bool) -> DirStore {
     let dir = Utf8Path::new(PERSIST).join(persist::STATE_DIR);
     if !slots {
-        return DirStore::open(Utf8Path::new(VAR_STATE));
+        return DirStore::open(Utf8Path::new(VAR_STATE)).with_room();
     }
-    if Utf8Path::new(PERSIST_MISSING).exists() {
-        return DirStore::absent(&dir, "PERSIST could not be mounted at boot");
+    if let Some(why) = health::mark(PERSIST_MISSING) {
+        return DirStore::absent(&dir, format!("PERSIST could not be used at boot: {why}"));
     }
     let mounted = std::fs::read_to_string("/proc/self/mountinfo")
         .map(|t| mount::parse(&t).iter().any(|m| m.at == PERSIST))
         .unwrap_or(false);
     if mounted {
-        DirStore::open(&dir)
+        DirStore::open(&dir).with_room()
     } else {
         DirStore::absent(&dir, "PERSIST is not mounted at /persist")
     }
@@ -349,7 +347,7 @@ impl Host for OfflineHost {
 
     fn stop_trial_timer(&self) {}
 
-    fn panic_record(&self) -> Option<String> {
+    fn panic_record(&self) -> Option<Panic> {
         None
     }
 }

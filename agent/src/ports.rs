@@ -4,6 +4,7 @@
 //! All of them are blocking: the engine calls them from its own worker thread, never from the async runtime.
 
 use crate::error::Result;
+use crate::evidence::{Panic, Sign};
 use crate::settings::effect::Seen;
 use crate::settings::{Facts, Item, Plan, Written};
 use crate::slots::{Layout, OpenSlot};
@@ -302,8 +303,16 @@ pub trait Host: Send + Sync {
     fn reboot(&self) -> Result<()>;
     /// Stops the early timer that ends a trial without the agent; a no-op where it does not run.
     fn stop_trial_timer(&self);
-    /// Last kernel lines of a panic from pstore, where there is a record of the last boot.
-    fn panic_record(&self) -> Option<String>;
+    /// The newest kernel panic in pstore that was not there when the agent last looked; it is archived.
+    fn panic_record(&self) -> Option<Panic>;
+    /// Why a trial in this boot cannot be judged, whatever its image is like: it did not get what it needs of PERSIST.
+    fn trial_obstacle(&self) -> Option<String> {
+        None
+    }
+    /// What is wrong with PERSIST beside what the state store says: repaired at boot, full.
+    fn persist_problems(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Time. The only place that decisions get it from.
@@ -379,5 +388,25 @@ pub trait StateStore: Send + Sync {
     /// The journal of the download; `None` = this store keeps none, and every download begins anew.
     fn journal(&self) -> Option<Box<dyn JournalStore>> {
         None
+    }
+    /// Durably, before a slot is armed: forgets the signs of life of earlier trials, and leaves word for the initramfs
+    /// which slot is to keep its own layer of /etc instead of getting a copy of the running slot's.
+    ///
+    /// # Errors
+    /// `StateWriteFailed`.
+    fn prepare_trial(&self, keep_etc: Option<Slot>) -> Result<()> {
+        let _ = keep_etc;
+        Ok(())
+    }
+    /// Signs of life of the last trial's boots.
+    fn signs(&self) -> Vec<Sign> {
+        Vec::new()
+    }
+    /// Whether a trial of `slot` would have room for its copy of the running slot's /etc.
+    ///
+    /// # Errors
+    /// `StateWriteFailed` with how much is missing.
+    fn room_for_trial(&self) -> Result<()> {
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::settings::Written;
 use os_proto::digest::Sha256Digest;
+use os_proto::layout::Slot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -43,6 +44,9 @@ pub struct State {
     /// When the boot loader last counted a try, Unix seconds; 0 = not yet. For `doctor`.
     #[serde(default)]
     pub counted_unix: i64,
+    /// The slot whose image was not written since it was last the committed one: a way back gets its own /etc.
+    #[serde(default)]
+    pub own_etc: Option<Slot>,
     /// Digests that fell back.
     #[serde(default)]
     pub failed_digests: Vec<FailedDigest>,
@@ -73,6 +77,7 @@ impl Default for State {
             armed: None,
             not_started: 0,
             counted_unix: 0,
+            own_etc: None,
             failed_digests: Vec::new(),
             failed_stages: Vec::new(),
             last_failure: None,
@@ -213,6 +218,7 @@ fn salvage(value: &Value) -> State {
         armed: part(value, "armed"),
         not_started: part(value, "not_started"),
         counted_unix: part(value, "counted_unix"),
+        own_etc: part(value, "own_etc"),
         failed_digests: list(value, "failed_digests"),
         failed_stages: list(value, "failed_stages"),
         last_failure: part(value, "last_failure"),

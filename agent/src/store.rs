@@ -1,12 +1,23 @@
 //! The state directory: `state.json`, `slots/{A,B}.json` and `stage.journal`.
 
 use crate::error::{AgentError, Result};
+use crate::evidence::{self, Sign};
 use crate::ports::{JournalStore, StateStore};
-use crate::sys::atomic;
+use crate::sys::atomic::{self, document};
 use crate::sys::journal::JournalFile;
+use crate::sys::space;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::codes::Code;
 use os_proto::layout::Slot;
+
+/// Room kept for state.json: more than [`crate::state::MAX_OPERATIONS`] of them take.
+const STATE_ROOM: usize = 512 << 10;
+/// Room kept for a slot's record and other small documents.
+const RECORD_ROOM: usize = 8 << 10;
+const PRIVATE: u32 = 0o600;
+/// A trial needs this beside the copy of /etc: directories, journals, signs of life.
+const TRIAL_SLACK: u64 = 2 << 20;
+const TRIAL_INODES: u64 = 64;
 
 /// A directory, possibly one that cannot be used right now.
 #[derive(Debug, Clone)]
@@ -23,6 +34,42 @@ impl DirStore {
             dir: dir.to_owned(),
             missing: made.err().map(|e| format!("{dir}: {e}")),
         }
+    }
+
+    /// Takes room for every document, so that they can be written when nothing else can. A file system that accepts no
+    /// write at all counts as missing; what it holds is read all the same.
+    pub fn with_room(mut self) -> DirStore {
+        if self.missing.is_none() {
+            self.missing = self.reserve().err().map(|e| format!("{}: {e}", self.dir));
+        }
+        self
+    }
+
+    fn reserve(&self) -> std::io::Result<()> {
+        let documents = [
+            (self.state(), STATE_ROOM),
+            (self.record(Slot::A), RECORD_ROOM),
+            (self.record(Slot::B), RECORD_ROOM),
+            (self.keep_etc(), RECORD_ROOM),
+        ];
+        for (path, room) in documents {
+            match document::reserve(&path, room, PRIVATE) {
+                Err(e) if e.kind() == std::io::ErrorKind::ReadOnlyFilesystem => return Err(e),
+                Err(e) => tracing::warn!(%path, %e, "no room could be kept for it"),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Which slot keeps its own /etc in its trial; read by the initramfs.
+    fn keep_etc(&self) -> Utf8PathBuf {
+        self.dir.join("etc-keep")
+    }
+
+    /// Written by the initramfs and by the units that end a trial.
+    fn sign_file(&self) -> Utf8PathBuf {
+        self.dir.join("trial-signs")
     }
 
     /// A directory that is not there; `why` goes into every refusal.
@@ -54,14 +101,14 @@ impl DirStore {
         self.dir.join("slots").join(format!("{slot}.json"))
     }
 
-    fn write(&self, path: &Utf8Path, text: &[u8]) -> Result<()> {
+    fn write(&self, path: &Utf8Path, text: &[u8], room: usize) -> Result<()> {
         if let Some(why) = &self.missing {
             return Err(AgentError::new(
                 Code::StateWriteFailed,
                 format!("cannot write {path}: {why}"),
             ));
         }
-        atomic::replace(path, text, 0o600)
+        document::write(path, text, room, PRIVATE)
     }
 }
 
@@ -71,11 +118,7 @@ fn make_dir(dir: &Utf8Path) -> std::io::Result<()> {
 }
 
 fn read(path: &Utf8Path) -> std::result::Result<Option<Vec<u8>>, String> {
-    match std::fs::read(path) {
-        Ok(t) => Ok(Some(t)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(format!("{path}: {e}")),
-    }
+    document::read(path).map_err(|e| format!("{path}: {e}"))
 }
 
 impl StateStore for DirStore {
@@ -84,7 +127,7 @@ impl StateStore for DirStore {
     }
 
     fn save(&self, text: &[u8]) -> Result<()> {
-        self.write(&self.state(), text)
+        self.write(&self.state(), text, STATE_ROOM)
     }
 
     fn load_record(&self, slot: Slot) -> std::result::Result<Option<Vec<u8>>, String> {
@@ -92,11 +135,14 @@ impl StateStore for DirStore {
     }
 
     fn save_record(&self, slot: Slot, text: &[u8]) -> Result<()> {
-        self.write(&self.record(slot), text)
+        self.write(&self.record(slot), text, RECORD_ROOM)
     }
 
     fn keep_damaged(&self, text: &[u8]) {
-        if let Err(e) = self.write(&self.dir.join("state.json.damaged"), text) {
+        if self.missing.is_some() {
+            return;
+        }
+        if let Err(e) = atomic::replace(&self.dir.join("state.json.damaged"), text, PRIVATE) {
             tracing::warn!(%e, "the damaged state could not be kept");
         }
     }
@@ -109,6 +155,43 @@ impl StateStore for DirStore {
         self.missing
             .is_none()
             .then(|| Box::new(JournalFile::new(self.dir.join("stage.journal"))) as Box<dyn JournalStore>)
+    }
+
+    fn prepare_trial(&self, keep_etc: Option<Slot>) -> Result<()> {
+        let word = keep_etc.map_or("-", Slot::letter);
+        self.write(&self.keep_etc(), format!("{word}\n").as_bytes(), RECORD_ROOM)?;
+        atomic::remove(&self.sign_file())
+    }
+
+    fn signs(&self) -> Vec<Sign> {
+        let text = std::fs::read(self.sign_file()).unwrap_or_default();
+        evidence::signs(&String::from_utf8_lossy(&text))
+    }
+
+    fn room_for_trial(&self) -> Result<()> {
+        let Some(layers) = self.dir.parent().map(|p| p.join("etc")).filter(|p| p.is_dir()) else {
+            return Ok(());
+        };
+        let Ok(free) = space::free(&layers) else {
+            return Ok(());
+        };
+        let (bytes, inodes) = [Slot::A, Slot::B]
+            .map(|s| space::used(&layers.join(s.letter())))
+            .into_iter()
+            .fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        if free.bytes >= bytes + TRIAL_SLACK && free.inodes >= inodes + TRIAL_INODES {
+            return Ok(());
+        }
+        Err(AgentError::new(
+            Code::StateWriteFailed,
+            format!(
+                "PERSIST is full: {} KiB and {} inodes are free, a trial's copy of /etc needs {} KiB and {}: make room first",
+                free.bytes >> 10,
+                free.inodes,
+                (bytes + TRIAL_SLACK) >> 10,
+                inodes + TRIAL_INODES
+            ),
+        ))
     }
 }
 
@@ -129,6 +212,21 @@ mod tests {
         assert_eq!(again.load().unwrap().unwrap(), b"x");
         assert_eq!(again.load_record(Slot::B).unwrap().unwrap(), b"y");
         assert_eq!(again.load_record(Slot::A).unwrap(), None);
+
+        // Word for the initramfs; signs of life start over.
+        std::fs::write(dir.join("trial-signs"), "b1 4 initramfs\n").unwrap();
+        assert_eq!(again.signs().len(), 1);
+        again.prepare_trial(Some(Slot::A)).unwrap();
+        assert!(again.signs().is_empty());
+        let word = std::fs::read_to_string(dir.join("etc-keep")).unwrap();
+        assert_eq!(word.split_whitespace().collect::<Vec<_>>(), ["A"]);
+        again.prepare_trial(None).unwrap();
+        assert!(
+            std::fs::read_to_string(dir.join("etc-keep"))
+                .unwrap()
+                .starts_with("-\n")
+        );
+        again.room_for_trial().unwrap();
 
         let file = Utf8Path::from_path(d.path()).unwrap().join("file");
         std::fs::write(&file, "").unwrap();

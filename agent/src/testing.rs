@@ -10,6 +10,7 @@
 
 use crate::engine::Ports;
 use crate::error::{AgentError, Result};
+use crate::evidence::Sign;
 use crate::gpt_table::Entry;
 use crate::ports::{Bootloader, EnvCopies, SlotDevice, Slots, StateStore};
 use crate::slots::{self, DiskFact, Layout, OpenSlot, TableFact};
@@ -74,6 +75,8 @@ pub enum Write {
     State,
     /// A slot's record was replaced.
     Record(Slot),
+    /// Word for the initramfs of a trial.
+    PrepareTrial,
 }
 
 /// What survives a reboot.
@@ -97,6 +100,12 @@ pub struct Medium {
     pub slot_holder: Option<String>,
     /// The node's settings.
     pub settings: MemSettings,
+    /// The slot that keeps its own /etc in the next trial.
+    pub keep_etc: Option<Slot>,
+    /// Signs of life of trials.
+    pub signs: Vec<Sign>,
+    /// A trial would get no room, for this reason.
+    pub no_room: Option<String>,
 }
 
 /// A disk in memory. Cloning shares it.
@@ -129,6 +138,9 @@ impl MemDisk {
                 env_broken: None,
                 slot_holder: None,
                 settings: MemSettings::new(),
+                keep_etc: None,
+                signs: Vec::new(),
+                no_room: None,
             })),
             running: Arc::new(Mutex::new(Slot::A)),
         }
@@ -334,6 +346,25 @@ impl StateStore for MemDisk {
 
     fn missing(&self) -> Option<String> {
         self.medium().state_broken.clone()
+    }
+
+    fn prepare_trial(&self, keep_etc: Option<Slot>) -> Result<()> {
+        let mut m = self.medium();
+        m.keep_etc = keep_etc;
+        m.signs.clear();
+        m.log.push(Write::PrepareTrial);
+        Ok(())
+    }
+
+    fn signs(&self) -> Vec<Sign> {
+        self.medium().signs.clone()
+    }
+
+    fn room_for_trial(&self) -> Result<()> {
+        match &self.medium().no_room {
+            Some(why) => Err(AgentError::new(Code::StateWriteFailed, why.clone())),
+            None => Ok(()),
+        }
     }
 }
 

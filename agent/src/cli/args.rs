@@ -4,6 +4,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
 use os_agent::settings::document::Part;
 use os_proto::layout::Slot;
+use os_proto::v1;
 
 /// Updates the operating system of this node: fetches an image, writes it to the inactive slot, tries it, keeps it or
 /// falls back.
@@ -104,7 +105,10 @@ os-agent doctor --repair-state       (when both environment copies are lost)"
     )]
     Doctor(super::doctor::DoctorArgs),
     /// Print everything that a bug report needs as one JSON document
-    Report,
+    Report {
+        /// Only this part: etc = files of the node that hide what the running image brings to /etc
+        what: Option<ReportPart>,
+    },
     /// Prove that no power cut during an update leaves a node that does not boot; touches nothing
     #[command(
         after_help = "It records one update's writes and flushes on a disk in memory, with the program's real code, and gives every disk \
@@ -132,6 +136,13 @@ pub(crate) struct ConfigureArgs {
     /// Operation id; the same one joins or returns the stored result
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     pub(crate) op_id: String,
+}
+
+/// A part of the report with an answer of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReportPart {
+    /// Files below /etc that hide the image's.
+    Etc,
 }
 
 /// Arguments of a command that does not exist yet.
@@ -195,6 +206,12 @@ pub(crate) struct ActivateArgs {
     /// Span of a trial boot in seconds [default: the node's]
     #[arg(long, value_name = "SECS", default_value_t = 0, hide_default_value = true)]
     pub(crate) deadline_secs: u64,
+    /// Who gives the final word on the trial: the gates on the node, or also a call of commit
+    #[arg(long, value_name = "local|cluster", default_value = "local", value_parser = confirm)]
+    pub(crate) confirm: v1::Confirm,
+    /// With --confirm cluster: what happens when the node is healthy and nobody commits in time
+    #[arg(long, value_name = "reboot|keep", default_value = "reboot", value_parser = on_silence)]
+    pub(crate) on_silence: v1::OnSilence,
     /// Operation id
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     pub(crate) op_id: String,
@@ -219,6 +236,22 @@ pub(crate) struct CancelArgs {
     /// Only this operation [default: whatever runs]
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     pub(crate) op_id: String,
+}
+
+fn confirm(text: &str) -> std::result::Result<v1::Confirm, String> {
+    match text {
+        "local" => Ok(v1::Confirm::Local),
+        "cluster" => Ok(v1::Confirm::Cluster),
+        _ => Err(format!("{text:?}: expected local or cluster")),
+    }
+}
+
+fn on_silence(text: &str) -> std::result::Result<v1::OnSilence, String> {
+    match text {
+        "reboot" => Ok(v1::OnSilence::Reboot),
+        "keep" => Ok(v1::OnSilence::Keep),
+        _ => Err(format!("{text:?}: expected reboot or keep")),
+    }
 }
 
 fn rate(text: &str) -> std::result::Result<u64, String> {

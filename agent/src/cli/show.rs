@@ -1,6 +1,7 @@
 //! Answers as text for people and as JSON for programs. PURE.
 
 use super::progress::{self, mib};
+use os_agent::etc_layer::{Hidden, How};
 use os_proto::v1;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -145,6 +146,12 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
     if let Some(f) = &s.last_failure {
         let what = words(cause(f.cause).unwrap_or(&f.code));
         let _ = writeln!(t, "last failure: {} ({what}): {}", when(f.at_unix), f.message);
+        if !f.last_sign_of_life.is_empty() {
+            let _ = writeln!(t, "  last sign of life: {}", f.last_sign_of_life);
+        }
+        for line in &f.kernel_lines {
+            let _ = writeln!(t, "  kernel: {line}");
+        }
     }
     for d in &s.failed_digests {
         let word = if d.denied { "denied" } else { "not denied" };
@@ -197,6 +204,35 @@ pub(crate) fn line(s: &v1::StatusReply) -> String {
     t
 }
 
+/// `report etc` for people.
+pub(crate) fn hidden(list: &[Hidden]) -> String {
+    if list.is_empty() {
+        return "nothing below /etc hides a file of the running image\n".to_owned();
+    }
+    let mut t = String::new();
+    for h in list {
+        let how = match h.how {
+            How::Replaced => "replaced",
+            How::Removed => "removed",
+            How::Opaque => "whole directory",
+        };
+        let age = if h.image_newer {
+            "the image's is newer"
+        } else {
+            "the node's is newer"
+        };
+        let _ = writeln!(
+            t,
+            "{:<15} {}  ({age}: {} / {})",
+            how,
+            h.path,
+            when(h.node_mtime),
+            when(h.image_mtime)
+        );
+    }
+    t
+}
+
 /// `status` for programs.
 pub(crate) fn status_json(s: &v1::StatusReply) -> Value {
     json!({
@@ -222,6 +258,7 @@ pub(crate) fn status_json(s: &v1::StatusReply) -> Value {
         "last_failure": s.last_failure.as_ref().map(|f| json!({
             "code": f.code, "class": f.class, "message": f.message, "at_unix": f.at_unix, "digest": f.digest,
             "cause": cause(f.cause), "last_sign_of_life": f.last_sign_of_life, "tries": f.tries, "slot": slot_json(f.slot),
+            "kernel_lines": f.kernel_lines,
         })),
         "failed_digests": s.failed_digests.iter().map(|d| json!({
             "digest": d.digest, "version": d.version, "cause": cause(d.cause), "detail": d.detail, "count": d.count,

@@ -198,7 +198,7 @@ impl Host for System {
 
     fn stop_trial_timer(&self) {}
 
-    fn panic_record(&self) -> Option<String> {
+    fn panic_record(&self) -> Option<crate::evidence::Panic> {
         None
     }
 }

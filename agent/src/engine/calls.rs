@@ -4,7 +4,7 @@ use super::{Engine, Inner, OpHandle, answer, work::Task};
 use crate::error::{AgentError, Result};
 use crate::machine::{Event, Outcome, StageAsk};
 use crate::ports::{Cancel, Location, Report, SlotDevice};
-use crate::state::{Kind, OpResult};
+use crate::state::{Kind, OpResult, Phase};
 use crate::wire;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
@@ -80,6 +80,7 @@ impl Engine {
         let ask = wire::activate(r, asked_by)?;
         let id = ask.op_id.clone();
         let mut inner = self.lock();
+        self.room(&inner, &id)?;
         self.begin_op(
             &mut inner,
             &id,
@@ -97,6 +98,9 @@ impl Engine {
         let ask = wire::rollback(r, asked_by)?;
         let id = ask.op_id.clone();
         let mut inner = self.lock();
+        if inner.node.phase != Phase::Trial {
+            self.room(&inner, &id)?;
+        }
         self.begin_op(
             &mut inner,
             &id,
@@ -116,6 +120,14 @@ impl Engine {
             }
         });
         OpHandle::new(op_id, kind, self.ports.clock.clone(), on_change)
+    }
+
+    /// Refuses a new operation that would start a trial which gets no /etc.
+    fn room(&self, inner: &Inner, op_id: &str) -> Result<()> {
+        if self.options.offline || inner.node.state.operation(op_id).is_some() {
+            return Ok(());
+        }
+        self.ports.store.room_for_trial()
     }
 
     /// Starts an operation that may need the worker.

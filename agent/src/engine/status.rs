@@ -60,6 +60,7 @@ impl Engine {
                 last_sign_of_life: f.last_sign_of_life.clone(),
                 tries: f.tries,
                 slot: wire::slot_out(f.slot),
+                kernel_lines: f.kernel_lines.clone(),
             }),
             failed_digests: state
                 .failed_digests
@@ -184,6 +185,9 @@ impl Engine {
         }
         if let Some(e) = env.filter(|e| self.layout.is_ok() && !list.iter().any(|(c, _)| *c == e.code)) {
             list.push((e.code, e.message.clone()));
+        }
+        for why in self.ports.host.persist_problems() {
+            list.push((Code::StateWriteFailed, why));
         }
         if let Some(e) = &inner.reboot_error {
             list.push((Code::RebootStuck, e.clone()));

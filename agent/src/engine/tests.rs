@@ -128,7 +128,67 @@ fn a_panic_is_a_panic_only_with_a_record() {
     let f = n.status().last_failure.unwrap();
     assert_eq!(f.cause(), Cause::Panic);
     assert!(f.message.contains("no init"));
+    assert_eq!(f.kernel_lines, ["Kernel panic - not syncing: no init"]);
     assert_eq!(n.history.len(), 5, "three tries: {:?}", n.history);
+}
+
+#[test]
+fn a_trial_without_persist_goes_back_at_once_and_is_not_denied() {
+    let mut n = Node::new();
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    n.activate("", true).unwrap();
+    n.host.set().obstacle = Some("no partition 4".into());
+    n.reboot_when_asked();
+    assert_eq!(n.disk.running(), Slot::B);
+    n.until("the way back", |n| n.host.set().reboots > 0);
+    n.host.set().obstacle = None;
+    n.reboot_when_asked();
+    assert_eq!(n.history, [Slot::A, Slot::B, Slot::A], "two boots, not four");
+    let s = n.status();
+    let f = s.last_failure.unwrap();
+    assert_eq!(f.cause(), Cause::Interrupted);
+    assert!(f.message.contains("no partition 4"), "{}", f.message);
+    assert!(!s.failed_digests[0].denied);
+}
+
+#[test]
+fn a_trial_that_would_get_no_etc_is_not_armed() {
+    let mut n = Node::new();
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    n.disk.medium().no_room = Some("PERSIST is full".into());
+    n.host.set().persist_problems = vec!["PERSIST is full: 0 inodes".into()];
+    assert_eq!(code(n.activate("a", true)), Code::StateWriteFailed);
+    assert_eq!(n.disk.env().try_slot, None);
+    assert_eq!(n.phase(), Phase::Staged);
+    assert!(n.status().problems.iter().any(|p| p.message.contains("0 inodes")));
+    n.disk.medium().no_room = None;
+    n.activate("a", true).unwrap();
+    // The same order again is the stored answer, room or not.
+    n.disk.medium().no_room = Some("PERSIST is full".into());
+    n.activate("a", true).unwrap();
+    n.reboot_when_asked();
+    n.committed();
+}
+
+#[test]
+fn a_rollback_after_a_commit_keeps_the_slots_own_etc() {
+    let mut n = Node::new();
+    n.update("2").unwrap();
+    n.committed();
+    assert_eq!(n.disk.medium().keep_etc, None, "an update gets a copy");
+    n.stop();
+    n.boot();
+    let ask = v1::RollbackRequest {
+        reboot: true,
+        ..Default::default()
+    };
+    n.engine().rollback(&ask, "t").unwrap();
+    n.until("armed", |n| n.disk.env().try_slot == Some(Slot::A));
+    assert_eq!(n.disk.medium().keep_etc, Some(Slot::A));
+    n.reboot_when_asked();
+    n.committed();
 }
 
 #[test]

@@ -48,6 +48,13 @@ impl Engine {
             let hook_limit = Duration::from_secs(trial.hook_timeout_secs)
                 .min(left)
                 .max(Duration::from_secs(1));
+            if let Some(why) = self.ports.host.trial_obstacle() {
+                let mut inner = self.lock();
+                if let Err(e) = self.apply(&mut inner, Event::Obstructed(why)) {
+                    tracing::error!(%e, "trial");
+                }
+                break;
+            }
             let seen = self.observe(hook_limit);
             let now = self.ports.clock.monotonic();
             if !timer_stopped && deadline > default && now + TIMER_MARGIN >= default {

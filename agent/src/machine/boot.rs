@@ -2,6 +2,7 @@
 
 use super::{Effect, Node, Step, fallback, trial};
 use crate::error::Result;
+use crate::evidence::Evidence;
 use crate::ports::EnvCopies;
 use crate::state::{Armed, Cause, Failure, Phase, Try};
 use os_proto::codes::Code;
@@ -10,7 +11,7 @@ use os_proto::layout::Slot;
 use os_proto::record::Content;
 
 /// See [`super::Event::Started`].
-pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, panic: Option<String>) -> Step {
+pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, evidence: &Evidence) -> Step {
     let mut node = before.clone();
     node.verified = None;
     node.running_op = None;
@@ -35,12 +36,12 @@ pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, panic:
     };
     node.env = Some(env);
     match env.trial() {
-        Some(t) if running == t && node.boot.counted => on_trial(&mut node, now, env, &mut effects),
+        Some(t) if running == t && node.boot.counted => on_trial(&mut node, now, env, evidence, &mut effects),
         Some(t) if running == t => foreign(&mut node, running, &mut effects),
-        Some(t) => armed_but_not_running(&mut node, now, env, t, panic.as_deref(), &mut effects),
+        Some(t) => armed_but_not_running(&mut node, now, env, t, evidence, &mut effects),
         None if running == env.cur => {
             never_armed(&mut node, found.map(|e| e.gen_), &mut effects);
-            at_rest(&mut node, running, &mut effects);
+            at_rest(&mut node, now, running, evidence, &mut effects);
         }
         None => foreign(&mut node, running, &mut effects),
     }
@@ -84,7 +85,7 @@ fn repair(node: &mut Node, running: Slot, copies: &EnvCopies, effects: &mut Vec<
     env
 }
 
-fn on_trial(node: &mut Node, now: i64, env: Env, effects: &mut Vec<Effect>) {
+fn on_trial(node: &mut Node, now: i64, env: Env, evidence: &Evidence, effects: &mut Vec<Effect>) {
     let running = env.try_slot.unwrap_or(env.cur);
     let boot_id = node.boot.boot_id.clone();
     let mut armed = node
@@ -93,6 +94,10 @@ fn on_trial(node: &mut Node, now: i64, env: Env, effects: &mut Vec<Effect>) {
         .take()
         .filter(|a| a.slot == running)
         .unwrap_or_else(|| unknown_order(node, running));
+    // An earlier try may have panicked; nobody else will ask for its record again.
+    if let Some(p) = evidence.panic.as_ref().filter(|p| p.may_follow(armed.armed_unix)) {
+        armed.panic = Some(p.clone());
+    }
     let again = armed.tries.iter().any(|t| t.boot_id == boot_id);
     if !again {
         armed.tries.push(Try {
@@ -139,6 +144,7 @@ fn unknown_order(node: &Node, slot: Slot) -> Armed {
         armed_unix: 0,
         tries: Vec::new(),
         verdict: None,
+        panic: None,
         unknown: Default::default(),
     }
 }
@@ -149,12 +155,12 @@ fn armed_but_not_running(
     now: i64,
     env: Env,
     slot: Slot,
-    panic: Option<&str>,
+    evidence: &Evidence,
     effects: &mut Vec<Effect>,
 ) {
     let armed = node.state.armed.clone().filter(|a| a.slot == slot);
     if env.left.is_some_and(|l| l < TRIES) {
-        let ended = fallback::judge(armed.as_ref(), env.left, panic);
+        let ended = fallback::judge(armed.as_ref(), env.left, evidence);
         node.state.counted_unix = now;
         fallback::record(node, now, armed.as_ref(), &ended);
         node.state.not_started = 0;
@@ -244,7 +250,7 @@ fn never_armed(node: &mut Node, found: Option<u32>, effects: &mut Vec<Effect>) {
 }
 
 /// The committed slot runs and nothing is armed.
-fn at_rest(node: &mut Node, running: Slot, effects: &mut Vec<Effect>) {
+fn at_rest(node: &mut Node, now: i64, running: Slot, evidence: &Evidence, effects: &mut Vec<Effect>) {
     let Some(armed) = node.state.armed.take() else {
         rest(node, running);
         return;
@@ -254,6 +260,15 @@ fn at_rest(node: &mut Node, running: Slot, effects: &mut Vec<Effect>) {
         super::switch::settle_commit(node, running, &armed);
     } else if armed.verdict.is_some() {
         // The verdict recorded the failure before it disarmed.
+        node.set_phase(Phase::FellBack);
+    } else if effects.is_empty() && armed.boot_id != node.boot.boot_id && !armed.boot_id.is_empty() {
+        // Not taken back by a repair just now: the trial disarmed itself in a boot that could not store why.
+        let mut ended = fallback::judge(Some(&armed), None, evidence);
+        ended.cause = Cause::Interrupted;
+        ended.tries = u32::try_from(armed.tries.len()).unwrap_or(0).max(1);
+        ended.silent = 0;
+        ended.detail = "the trial is over, and why could not be stored where this boot finds it".to_owned();
+        fallback::record(node, now, Some(&armed), &ended);
         node.set_phase(Phase::FellBack);
     } else {
         rest(node, running);

@@ -1,7 +1,8 @@
 //! Why a trial ended, and whether its digest is denied.
 
 use super::{Node, SILENT_TRIES, ops};
-use crate::state::{Armed, Cause, FailedDigest, Failure, Verdict};
+use crate::evidence::{Evidence, Mark, Sign};
+use crate::state::{Armed, Cause, FailedDigest, Failure, Try, Verdict};
 use os_proto::digest::Sha256Digest;
 use os_proto::env_block::TRIES;
 
@@ -18,50 +19,81 @@ pub(super) struct Ended {
     pub silent: u32,
     /// The last thing that any try reported.
     pub last_sign: String,
+    /// The kernel's last lines, after a panic.
+    pub kernel_lines: Vec<String>,
 }
 
-/// Decides the cause from what is known at the boot after.
-pub(super) fn judge(armed: Option<&Armed>, left: Option<u8>, panic: Option<&str>) -> Ended {
+/// Decides the cause from what is known at the boot after. What was decided counts first, then what was recorded (a
+/// panic, the early timer), and only then what silence may mean.
+pub(super) fn judge(armed: Option<&Armed>, left: Option<u8>, evidence: &Evidence) -> Ended {
     let used = u32::from(TRIES.saturating_sub(left.unwrap_or(0)));
     let tries = armed.map_or(&[][..], |a| a.tries.as_slice());
     let reached = u32::try_from(tries.len()).unwrap_or(u32::MAX).min(used);
     let silent = used - reached;
-    let last_sign = tries
-        .last()
-        .map(|t| format!("{} at {} s after boot", t.last, t.last_secs))
-        .unwrap_or_default();
+    let (last_sign, mark) = last_sign(tries, &evidence.signs);
     let ended = |cause, detail: String| Ended {
         cause,
         detail,
         tries: used,
         silent: if cause == Cause::NoReport { silent } else { 0 },
         last_sign: last_sign.clone(),
+        kernel_lines: Vec::new(),
     };
     if let Some(Verdict { cause, detail }) = armed.and_then(|a| a.verdict.as_ref()) {
         return ended(*cause, detail.clone());
     }
-    if let Some(record) = panic {
-        return ended(Cause::Panic, format!("kernel panic: {}", record.trim()));
+    let armed_unix = armed.map_or(0, |a| a.armed_unix);
+    let newest = evidence.panic.as_ref().filter(|p| p.may_follow(armed_unix));
+    if let Some(p) = newest.or(armed.and_then(|a| a.panic.as_ref())) {
+        let mut e = ended(Cause::Panic, p.reason.trim().to_owned());
+        e.kernel_lines.clone_from(&p.lines);
+        return e;
+    }
+    let seen = if last_sign.is_empty() { "none" } else { &last_sign };
+    if mark == Some(Mark::Deadline) {
+        let agent = if silent > 0 {
+            "the agent never started in it"
+        } else {
+            "the agent gave no verdict"
+        };
+        return ended(
+            Cause::Deadline,
+            format!("the early timer ended the last of {used} tries, {agent}; last sign of life: {seen}"),
+        );
     }
     if used > 0 && silent == 0 {
         return ended(
             Cause::Interrupted,
             format!(
-                "all {used} tries reached the agent and ended without a verdict; last sign of life: {last_sign}"
+                "all {used} tries reached the agent and ended without a verdict; last sign of life: {seen}"
             ),
         );
     }
-    let seen = if last_sign.is_empty() {
-        "none".to_owned()
-    } else {
-        last_sign.clone()
-    };
     ended(
         Cause::NoReport,
         format!(
             "{silent} of {used} tries never reached the agent (a power cut looks the same); last sign of life: {seen}"
         ),
     )
+}
+
+/// The last thing that any try reported, and the mark that it is, where it is one: what the agent saw in the last boot,
+/// unless a later boot, or something after the agent in the same one, left a mark.
+fn last_sign(tries: &[Try], signs: &[Sign]) -> (String, Option<Mark>) {
+    let agent = tries.last();
+    let later = signs.last().filter(|s| match agent {
+        Some(t) if t.boot_id == s.boot_id => s.mark != Mark::Initramfs,
+        Some(_) => !tries.iter().any(|t| t.boot_id == s.boot_id),
+        None => true,
+    });
+    match (later, agent) {
+        (Some(s), _) => (
+            format!("{} at {} s after boot", s.mark.as_str(), s.secs),
+            Some(s.mark),
+        ),
+        (None, Some(t)) => (format!("{} at {} s after boot", t.last, t.last_secs), None),
+        (None, None) => (String::new(), None),
+    }
 }
 
 /// Records the end of a trial: failure, failed digest with its denial, and the operation's outcome. Leaves `armed` alone.
@@ -92,6 +124,7 @@ pub(super) fn record(node: &mut Node, now: i64, armed: Option<&Armed>, ended: &E
         last_sign_of_life: ended.last_sign.clone(),
         tries: ended.tries,
         slot,
+        kernel_lines: ended.kernel_lines.clone(),
         unknown: Default::default(),
     });
     if let Some(a) = armed {

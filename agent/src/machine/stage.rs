@@ -167,6 +167,7 @@ pub(super) fn first_write(node: &Node) -> Result<Step> {
     next.running_op = Some(run);
     next.verified = None;
     next.state.staged = None;
+    next.state.own_etc = next.state.own_etc.filter(|s| *s != target);
     let record = match next.record(target) {
         Some(r) => SlotRecord {
             content: Content::Dirty,

@@ -171,8 +171,12 @@ pub(super) fn arm(mut next: Node, now: i64, op_id: &str, ask: &ArmAsk) -> Result
         armed_unix: now,
         tries: Vec::new(),
         verdict: None,
+        panic: None,
         unknown: Default::default(),
     });
+    // A slot that is as it was when it was last committed gets the settings back that it had then; whatever the trial
+    // makes of them, they are not untouched any more.
+    let keep_etc = next.state.own_etc.take().filter(|s| *s == ask.slot);
     let result = OpResult {
         slot: Some(ask.slot),
         image_sha256: Some(record.image_sha256),
@@ -193,6 +197,7 @@ pub(super) fn arm(mut next: Node, now: i64, op_id: &str, ask: &ArmAsk) -> Result
         Effect::SaveState {
             required: !next.read_only,
         },
+        Effect::PrepareTrial(keep_etc),
         Effect::Arm(ask.slot, armed),
         Effect::ReadEnvBack(armed),
         Effect::Reply,
@@ -384,6 +389,7 @@ pub(super) fn commit(node: &Node, now: i64, ask: &CommitAsk) -> Result<Step> {
 pub(super) fn commit_effects(next: &mut Node, running: Slot, env: Env) -> Vec<Effect> {
     let after = env.committed_to(running);
     next.env = Some(after);
+    next.state.own_etc = Some(env.cur).filter(|s| *s != running);
     let mut effects = vec![Effect::Commit(after), Effect::ReadEnvBack(after)];
     if let Some(a) = next.state.armed.clone() {
         settle_commit(next, running, &a);
@@ -403,6 +409,7 @@ pub(super) fn commit_effects(next: &mut Node, running: Slot, env: Env) -> Vec<Ef
 pub(super) fn settle_commit(next: &mut Node, running: Slot, armed: &Armed) {
     if armed.slot == running {
         ops::remark(next, &armed.op_id, format!("slot {running} is committed"));
+        next.state.own_etc = Some(running.other());
         if let Some(d) = armed.digest {
             next.state.failed_digests.retain(|f| f.digest != d);
             next.state.failed_stages.retain(|f| f.digest != d);

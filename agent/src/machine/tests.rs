@@ -1,7 +1,8 @@
 //! Every row of the state table, and properties that hold for every sequence of events.
 
 use super::*;
-use crate::state::{Cause, Try};
+use crate::evidence::{Mark, Panic, Sign};
+use crate::state::{Armed, Try};
 use os_proto::env_block::TRIES;
 use os_proto::record::{MIN_READER, SCHEMA};
 use proptest::prelude::*;
@@ -47,10 +48,21 @@ fn node(running: Slot, boot_id: &str, counted: bool) -> Node {
     )
 }
 
+fn panicked(reason: &str) -> Evidence {
+    Evidence {
+        panic: Some(Panic {
+            reason: reason.to_owned(),
+            lines: vec!["before".to_owned(), reason.to_owned()],
+            ..Panic::default()
+        }),
+        signs: Vec::new(),
+    }
+}
+
 fn start(node: &Node, env: Env, panic: Option<&str>) -> Step {
     let event = Event::Started {
         copies: Ok(copies(env)),
-        panic: panic.map(str::to_owned),
+        evidence: panic.map(panicked).unwrap_or_default(),
     };
     step(node, 100, event).unwrap()
 }
@@ -123,6 +135,7 @@ fn kinds(effects: &[Effect]) -> Vec<&'static str> {
             Effect::SaveRecord { .. } => "record",
             Effect::RepairEnv(_) => "repair",
             Effect::Disarm(_) => "disarm",
+            Effect::PrepareTrial(_) => "prepare",
             Effect::Arm(..) => "arm",
             Effect::Commit(_) => "commit",
             Effect::ReadEnvBack(_) => "read-back",
@@ -180,10 +193,13 @@ fn rows_of_arming_and_taking_back() {
     assert_eq!(a.node.phase, Phase::Armed);
     assert_eq!(
         kinds(&a.effects),
-        ["state!", "arm", "read-back", "reply", "reboot"]
+        ["state!", "prepare", "arm", "read-back", "reply", "reboot"]
     );
     let a = step(&staged(), 1, activate("a", false)).unwrap();
-    assert_eq!(kinds(&a.effects), ["state!", "arm", "read-back", "reply"]);
+    assert_eq!(
+        kinds(&a.effects),
+        ["state!", "prepare", "arm", "read-back", "reply"]
+    );
     let cancel = Event::Cancel(CancelAsk {
         op_id: "c".into(),
         asked_by: String::new(),
@@ -208,7 +224,7 @@ fn rows_of_arming_and_taking_back() {
     let a = step(&a.node, 1, Event::ReadBack).unwrap();
     assert_eq!(
         kinds(&a.effects),
-        ["state!", "arm", "read-back", "reply", "reboot"]
+        ["state!", "prepare", "arm", "read-back", "reply", "reboot"]
     );
 }
 
@@ -323,7 +339,9 @@ fn causes() {
             .collect();
         a
     };
-    let j = |a: &crate::state::Armed, left, panic| fallback::judge(Some(a), Some(left), panic);
+    let j = |a: &crate::state::Armed, left, panic: Option<&str>| {
+        fallback::judge(Some(a), Some(left), &panic.map(panicked).unwrap_or_default())
+    };
     assert_eq!(j(&reached(0), 0, None).cause, Cause::NoReport);
     assert_eq!(j(&reached(0), 0, Some("Kernel panic")).cause, Cause::Panic);
     assert_eq!(j(&reached(3), 0, None).cause, Cause::Interrupted);
@@ -340,7 +358,161 @@ fn causes() {
         detail: "late".into(),
     });
     assert_eq!(j(&v, 0, Some("panic")).cause, Cause::Deadline);
-    assert_eq!(fallback::judge(None, Some(0), None).cause, Cause::NoReport);
+    assert_eq!(
+        fallback::judge(None, Some(0), &Evidence::default()).cause,
+        Cause::NoReport
+    );
+}
+
+#[test]
+fn a_panic_is_told_with_the_kernels_last_lines_whichever_boot_finds_its_record() {
+    let env = armed().env.unwrap();
+    let left = |l| Env { left: Some(l), ..env };
+    // Found by the boot after the last try.
+    let s = start(
+        &rebooted(&armed(), Slot::A, "b9", false),
+        left(0),
+        Some("Kernel panic - here"),
+    );
+    let f = s.node.state.last_failure.unwrap();
+    assert_eq!((f.cause, f.kernel_lines.len()), (Some(Cause::Panic), 2));
+    assert!(f.message.contains("Kernel panic - here"), "{}", f.message);
+    assert!(s.node.state.failed_digests[0].denied);
+    // Found by the second try, which was then cut: nobody finds it twice.
+    let t = start(
+        &rebooted(&armed(), Slot::B, "b2", true),
+        left(1),
+        Some("Kernel panic - first try"),
+    )
+    .node;
+    let s = start(&rebooted(&t, Slot::A, "b9", false), left(0), None);
+    let f = s.node.state.last_failure.unwrap();
+    assert_eq!(f.cause, Some(Cause::Panic));
+    assert!(f.message.contains("first try"), "{}", f.message);
+    // One of long before the arming is not of this trial.
+    let mut old = panicked("Kernel panic - old");
+    old.panic.as_mut().unwrap().at_unix = 5;
+    let mut a = armed();
+    a.state.armed.as_mut().unwrap().armed_unix = 1_800_000_000;
+    assert_eq!(
+        fallback::judge(a.state.armed.as_ref(), Some(0), &old).cause,
+        Cause::NoReport
+    );
+}
+
+#[test]
+fn silence_names_the_last_sign_of_life_and_the_early_timer_is_a_deadline() {
+    let a = armed().state.armed.unwrap();
+    let mark = |boot: &str, secs, mark| Sign {
+        boot_id: boot.into(),
+        secs,
+        mark,
+    };
+    let judge =
+        |a: &Armed, signs: Vec<Sign>| fallback::judge(Some(a), Some(0), &Evidence { panic: None, signs });
+    let e = judge(&a, vec![]);
+    assert_eq!(
+        (e.cause, e.silent, e.last_sign.as_str()),
+        (Cause::NoReport, 3, "")
+    );
+    assert!(
+        e.detail.contains("power cut") && e.detail.contains("none"),
+        "{}",
+        e.detail
+    );
+    let e = judge(
+        &a,
+        vec![mark("t1", 4, Mark::Initramfs), mark("t2", 6, Mark::Initramfs)],
+    );
+    assert_eq!(e.cause, Cause::NoReport);
+    assert_eq!(e.last_sign, "the initramfs mounted PERSIST at 6 s after boot");
+    let e = judge(
+        &a,
+        vec![mark("t1", 4, Mark::Initramfs), mark("t1", 900, Mark::Deadline)],
+    );
+    assert_eq!((e.cause, e.silent), (Cause::Deadline, 0));
+    assert!(e.detail.contains("never started"), "{}", e.detail);
+    let e = judge(
+        &a,
+        vec![mark("t1", 4, Mark::Initramfs), mark("t1", 30, Mark::Emergency)],
+    );
+    assert_eq!(e.last_sign, "emergency or rescue mode at 30 s after boot");
+    // What the agent saw comes after the initramfs of the same boot, and a later silent boot after both.
+    let mut one = a.clone();
+    one.tries.push(Try {
+        boot_id: "t1".into(),
+        left: Some(2),
+        started_unix: 0,
+        last: "all gates hold".into(),
+        last_secs: 40,
+        kept: false,
+        unknown: Default::default(),
+    });
+    let e = judge(&one, vec![mark("t1", 4, Mark::Initramfs)]);
+    assert_eq!(
+        (e.silent, e.last_sign.as_str()),
+        (2, "all gates hold at 40 s after boot")
+    );
+    let e = judge(
+        &one,
+        vec![mark("t1", 4, Mark::Initramfs), mark("t2", 5, Mark::Initramfs)],
+    );
+    assert_eq!(e.last_sign, "the initramfs mounted PERSIST at 5 s after boot");
+}
+
+#[test]
+fn a_trial_that_cannot_be_judged_goes_back_at_once_and_its_digest_is_not_denied() {
+    let env = Env {
+        left: Some(2),
+        ..armed().env.unwrap()
+    };
+    let t = start(&rebooted(&armed(), Slot::B, "b2", true), env, None).node;
+    let s = step(&t, 1, Event::Obstructed("no PERSIST".into())).unwrap();
+    assert_eq!(kinds(&s.effects), ["state", "disarm", "reboot"]);
+    let f = &s.node.state.failed_digests[0];
+    assert_eq!((f.cause, f.denied), (Cause::Interrupted, false));
+    // Where nothing could be stored, the next boot says that there was a trial.
+    let s = start(&rebooted(&armed(), Slot::A, "b9", false), env.disarmed(), None);
+    assert_eq!(s.node.phase, Phase::FellBack);
+    let f = &s.node.state.failed_digests[0];
+    assert_eq!((f.cause, f.denied), (Cause::Interrupted, false));
+}
+
+#[test]
+fn a_way_back_keeps_its_own_etc_and_an_update_gets_a_copy() {
+    let env = |n: &Node| n.env.unwrap();
+    let prepared = |s: &Step| {
+        s.effects.iter().find_map(|e| match e {
+            Effect::PrepareTrial(keep) => Some(*keep),
+            _ => None,
+        })
+    };
+    let update = step(&staged(), 1, activate("a", true)).unwrap();
+    assert_eq!(prepared(&update), Some(None));
+    let tried = Env {
+        left: Some(2),
+        ..env(&update.node)
+    };
+    let t = start(&rebooted(&update.node, Slot::B, "b2", true), tried, None).node;
+    let done = step(&t, 1, Event::Healthy).unwrap().node;
+    assert_eq!(done.state.own_etc, Some(Slot::A));
+    // Rollback after the commit: slot A is as it was when it was last committed.
+    let back = Event::Rollback(RollbackAsk {
+        op_id: "r".into(),
+        asked_by: String::new(),
+        expect_boot_id: String::new(),
+        reboot: true,
+    });
+    let r = step(&done, 1, back).unwrap();
+    let r = step(&r.node, 1, Event::ReadBack).unwrap();
+    assert_eq!(prepared(&r), Some(Some(Slot::A)));
+    assert_eq!(r.node.state.own_etc, None, "a trial may change it");
+    // A new image in slot A: a copy.
+    let n = step(&done, 1, stage("s3", 3)).unwrap().node;
+    let n = step(&n, 1, Event::FirstWrite).unwrap().node;
+    let n = step(&n, 1, installed(3)).unwrap().node;
+    let a = step(&n, 1, activate("a3", true)).unwrap();
+    assert_eq!(prepared(&a), Some(None));
 }
 
 /// A random step of a random world.
@@ -358,6 +530,7 @@ enum Act {
     Healthy,
     NotHealthy,
     Bad,
+    Obstructed,
     Deadline,
     Forget(u8),
     AgentRestart,
@@ -383,6 +556,7 @@ fn act() -> impl Strategy<Value = Act> {
         2 => Just(Act::Healthy),
         1 => Just(Act::NotHealthy),
         1 => Just(Act::Bad),
+        1 => Just(Act::Obstructed),
         1 => Just(Act::Deadline),
         1 => (2u8..5).prop_map(Act::Forget),
         2 => Just(Act::AgentRestart),
@@ -409,6 +583,8 @@ struct World {
     reboots: std::collections::BTreeMap<String, std::collections::BTreeSet<u32>>,
     working: bool,
     wrote: bool,
+    /// The slot was committed since its image was last written, and no trial touched its layer of /etc since.
+    own_etc: [bool; 2],
 }
 
 fn at(s: Slot) -> usize {
@@ -432,6 +608,7 @@ impl World {
             reboots: Default::default(),
             working: false,
             wrote: false,
+            own_etc: [true, false],
         };
         w.start(false);
         w
@@ -455,7 +632,7 @@ impl World {
         };
         self.event(Event::Started {
             copies: Ok(copies),
-            panic: None,
+            evidence: Evidence::default(),
         });
     }
 
@@ -470,12 +647,30 @@ impl World {
         self.node = s.node;
         let target = self.running.other();
         let mut env_writes = 0;
+        let mut prepared = false;
         for e in &s.effects {
             match e {
                 Effect::SaveState { .. } => self.saved = self.node.state.clone(),
-                Effect::SaveRecord { slot, record, .. } => self.records[at(*slot)] = Some((**record).clone()),
+                Effect::SaveRecord { slot, record, .. } => {
+                    if record.content == Content::Dirty {
+                        self.own_etc[at(*slot)] = false;
+                    }
+                    self.records[at(*slot)] = Some((**record).clone());
+                }
+                Effect::PrepareTrial(keep) => {
+                    prepared = true;
+                    if let Some(s) = keep {
+                        assert!(
+                            *s == target && self.own_etc[at(*s)],
+                            "only an untouched layer is kept"
+                        );
+                    }
+                    // Whatever the trial does with it.
+                    self.own_etc[at(target)] = false;
+                }
                 Effect::Arm(slot, env) => {
                     assert_eq!(*slot, target, "only the inactive slot is armed");
+                    assert!(prepared, "word for the initramfs comes before arming");
                     assert!(
                         self.whole[at(*slot)] && self.proven[at(*slot)],
                         "never an unverified slot"
@@ -494,6 +689,7 @@ impl World {
                         (self.running, None),
                         "what runs is committed"
                     );
+                    self.own_etc[at(env.cur)] = true;
                     self.write(*env, &mut env_writes);
                 }
                 Effect::Disarm(env) => {
@@ -643,6 +839,7 @@ impl World {
             Act::Healthy => self.event(Event::Healthy),
             Act::NotHealthy => self.event(Event::NotHealthy),
             Act::Bad => self.event(Event::Bad("hook".into())),
+            Act::Obstructed => self.event(Event::Obstructed("hook".into())),
             Act::Deadline => self.event(Event::Deadline("late".into())),
             Act::Forget(n) => self.event(Event::Forget(digest(*n))),
             Act::AgentRestart => {

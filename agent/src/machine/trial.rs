@@ -1,6 +1,7 @@
 //! A running trial: signs of life, verdicts, the deadline.
 
 use super::{Effect, Node, Step, fallback, switch};
+use crate::evidence::Evidence;
 use crate::state::{Cause, Confirm, OnSilence, Phase, Verdict};
 use os_proto::env_block::{Env, TRIES};
 
@@ -47,9 +48,9 @@ pub(super) fn not_healthy(node: &Node) -> Step {
 }
 
 /// A verdict that needs no deadline: back to the committed slot at once.
-pub(super) fn bad(node: &Node, now: i64, why: &str) -> Step {
+pub(super) fn bad(node: &Node, now: i64, cause: Cause, why: &str) -> Step {
     match (node.phase, node.env) {
-        (Phase::Trial, Some(env)) if !node.leaving => end(node.clone(), now, env, Cause::HealthFailed, why),
+        (Phase::Trial, Some(env)) if !node.leaving => end(node.clone(), now, env, cause, why),
         _ => Step::new(node.clone(), Vec::new()),
     }
 }
@@ -63,8 +64,9 @@ pub(super) fn end(mut next: Node, now: i64, env: Env, cause: Cause, why: &str) -
         });
     }
     let armed = next.state.armed.clone();
-    let mut ended = fallback::judge(armed.as_ref(), env.left, None);
+    let mut ended = fallback::judge(armed.as_ref(), env.left, &Evidence::default());
     ended.cause = cause;
+    ended.kernel_lines.clear();
     ended.detail = why.to_owned();
     ended.tries = u32::from(TRIES.saturating_sub(env.left.unwrap_or(0)));
     fallback::record(&mut next, now, armed.as_ref(), &ended);

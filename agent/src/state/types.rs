@@ -1,5 +1,6 @@
 //! What the durable state is made of. Every record keeps the keys that this version does not know.
 
+use crate::evidence::Panic;
 use crate::settings::EntryResult;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
@@ -267,6 +268,9 @@ pub struct Armed {
     /// The verdict that ended it, where there was one.
     #[serde(default)]
     pub verdict: Option<Verdict>,
+    /// The last kernel panic of one of its boots that a later one reported.
+    #[serde(default)]
+    pub panic: Option<Panic>,
     /// Keys that this version does not know.
     #[serde(flatten)]
     pub unknown: Unknown,
@@ -379,6 +383,9 @@ pub struct Failure {
     /// The slot it is about.
     #[serde(default)]
     pub slot: Option<Slot>,
+    /// The kernel's last lines, after a panic.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernel_lines: Vec<String>,
     /// Keys that this version does not know.
     #[serde(flatten)]
     pub unknown: Unknown,
@@ -396,6 +403,7 @@ impl Failure {
             last_sign_of_life: String::new(),
             tries: 0,
             slot: None,
+            kernel_lines: Vec::new(),
             unknown: Unknown::new(),
         }
     }

@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 
+pub mod document;
+
 /// Replaces `path` by `content` with permission bits `mode`: after any crash it holds the old content or the new, whole.
 ///
 /// # Errors

@@ -10,4 +10,5 @@ pub mod holders;
 pub mod journal;
 pub mod lock;
 pub mod mount;
+pub mod space;
 pub mod units;

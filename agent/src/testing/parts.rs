@@ -2,6 +2,7 @@
 
 use super::locked;
 use crate::error::{AgentError, Result};
+use crate::evidence::Panic;
 use crate::ports::{
     Cancel, Clock, Download, HookOutcome, Host, Location, OsRelease, Report, Source, SourceRequest,
 };
@@ -221,8 +222,12 @@ pub struct Running {
     pub hooks: Vec<HookOutcome>,
     /// kubelet's answer.
     pub kubelet: Option<bool>,
-    /// Panic record of the last boot.
+    /// Panic record of the last boot that nobody has seen.
     pub panic: Option<String>,
+    /// Why a trial cannot be judged.
+    pub obstacle: Option<String>,
+    /// What is wrong with PERSIST.
+    pub persist_problems: Vec<String>,
     /// Reboot requests in this boot.
     pub reboots: u32,
     /// The early timer was stopped.
@@ -271,7 +276,18 @@ impl Host for MemHost {
     fn stop_trial_timer(&self) {
         self.set().timer_stopped = true;
     }
-    fn panic_record(&self) -> Option<String> {
-        self.set().panic.clone()
+    fn panic_record(&self) -> Option<Panic> {
+        let reason = self.set().panic.take()?;
+        Some(Panic {
+            lines: vec![reason.clone()],
+            reason,
+            ..Panic::default()
+        })
+    }
+    fn trial_obstacle(&self) -> Option<String> {
+        self.set().obstacle.clone()
+    }
+    fn persist_problems(&self) -> Vec<String> {
+        self.set().persist_problems.clone()
     }
 }
