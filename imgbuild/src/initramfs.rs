@@ -36,10 +36,11 @@ const MODULES: [&str; 12] = [
 const OPTIONAL: [(&str, &str); 2] = [("dm", "dmsetup"), ("mdraid", "mdadm")];
 
 /// Paths that must be in the archive, by their ends.
-const NEEDED: [&str; 7] = [
+const NEEDED: [&str; 8] = [
     "init",
     "usr/lib/systemd/systemd",
     "usr/lib/slipway/mounts",
+    "slipway-pstore.sh",
     "slipway-watchdog.sh",
     "slipway-pre-pivot.sh",
     "/mount",
