@@ -116,6 +116,17 @@ impl Vm {
         Ok(from)
     }
 
+    /// Everything below /etc but what a running system rewrites by itself: one line per entry, with owner, mode and content.
+    ///
+    /// # Errors
+    /// When no answer comes in time.
+    pub fn etc(&mut self) -> Result<String> {
+        self.ok(
+            "cd /etc; find . -xdev ! -name adjtime ! -name ld.so.cache ! -name .updated ! -name resolv.conf -printf '%p %y %m %U %G %l\\n' | sort; \
+             find . -xdev -type f ! -name adjtime ! -name ld.so.cache ! -name .updated ! -name resolv.conf -print0 | sort -z | xargs -0 sha256sum",
+        )
+    }
+
     /// `env1` of os-state, as it lies on the disk.
     ///
     /// # Errors

@@ -36,6 +36,14 @@ pub enum Broken {
     NoKernel,
     /// No agent: staging refuses it.
     NoAgent,
+    /// Its first boot ruins a file below /etc, and a health hook says no.
+    RuinsEtc,
+    /// The kernel panics once the initramfs is done.
+    PanicsLate,
+    /// It resets the machine once the initramfs is done, without a word.
+    Resets,
+    /// A health hook that never says yes.
+    NeverReady,
 }
 
 impl Broken {
@@ -48,6 +56,10 @@ impl Broken {
             Broken::AgentExits => "agent-exits",
             Broken::NoKernel => "no-kernel",
             Broken::NoAgent => "no-agent",
+            Broken::RuinsEtc => "ruins-etc",
+            Broken::PanicsLate => "panics-late",
+            Broken::Resets => "resets",
+            Broken::NeverReady => "never-ready",
         }
     }
 }
@@ -123,6 +135,30 @@ pub fn images() -> Result<Images> {
     Ok(Images { dir, product })
 }
 
+/// A unit that runs on a trial, before the system is up.
+fn early_unit(fs: &Ext4, script: &str) -> Result<()> {
+    let dir = "/usr/lib/systemd/system";
+    let unit = format!(
+        "[Unit]\nDefaultDependencies=no\nConditionKernelCommandLine=os.trial\nAfter=systemd-remount-fs.service\n\
+         Before=sysinit.target\n[Service]\nType=oneshot\nExecStart=/bin/sh -c \"{script}\"\n"
+    );
+    fs.write(&format!("{dir}/broken.service"), unit.as_bytes(), 0o644)?;
+    fs.mkdir(&format!("{dir}/sysinit.target.d"))?;
+    let wants = b"[Unit]\nWants=broken.service\n";
+    fs.write(&format!("{dir}/sysinit.target.d/50-broken.conf"), wants, 0o644)
+}
+
+/// A health hook of the image.
+fn hook(fs: &Ext4, name: &str, script: &str) -> Result<()> {
+    let dir = "/usr/lib/os-agent/health.d";
+    fs.mkdir(dir)?;
+    fs.write(
+        &format!("{dir}/{name}"),
+        format!("#!/bin/sh\n{script}\n").as_bytes(),
+        0o755,
+    )
+}
+
 impl Images {
     /// A whole disk of a version.
     pub fn disk(&self, version: &str) -> Utf8PathBuf {
@@ -176,6 +212,25 @@ impl Images {
             }
             Broken::NoKernel => fs.remove("/boot/vmlinuz")?,
             Broken::NoAgent => fs.remove("/usr/bin/os-agent")?,
+            Broken::RuinsEtc => {
+                let script = "mkdir -p /etc/containerd; echo ruined > /etc/containerd/config.toml; echo 'root:ruined' | chpasswd; \
+                              rm -f /etc/hosts; sync";
+                early_unit(&fs, script)?;
+                hook(
+                    &fs,
+                    "critical-containerd",
+                    "grep -q ruined /etc/containerd/config.toml && { echo 'containerd: bad config'; exit 1; }",
+                )?;
+            }
+            Broken::PanicsLate => early_unit(
+                &fs,
+                "echo 1 > /proc/sys/kernel/sysrq; echo 'version 3 is about to crash' > /dev/kmsg; echo c > /proc/sysrq-trigger",
+            )?,
+            Broken::Resets => early_unit(
+                &fs,
+                "echo 1 > /proc/sys/kernel/sysrq; echo b > /proc/sysrq-trigger",
+            )?,
+            Broken::NeverReady => hook(&fs, "10-wait", "echo 'not yet'; exit 75")?,
         }
         fs_err::rename(&tmp, &out)?;
         Ok(out)

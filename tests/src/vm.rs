@@ -55,6 +55,8 @@ pub struct Machine {
     pub firmware: Firmware,
     /// Throw away everything written.
     pub snapshot: bool,
+    /// The guest cannot write to its disk.
+    pub read_only: bool,
     /// With a network card (user mode: the host is 10.0.2.2).
     pub net: bool,
     /// Memory in MiB.
@@ -75,6 +77,7 @@ impl Machine {
             format,
             firmware,
             snapshot: false,
+            read_only: false,
             net: true,
             memory_mib: 1024,
         }
@@ -134,8 +137,9 @@ impl Machine {
         add(&["-chardev", &ctl]);
         add(&["-device", "virtserialport,chardev=ctl,name=testbed.ctl"]);
         let snapshot = if self.snapshot { ",snapshot=on" } else { "" };
+        let read_only = if self.read_only { ",readonly=on" } else { "" };
         let drive = format!(
-            "file={},format={},if=none,id=d0,cache=writeback{snapshot}",
+            "file={},format={},if=none,id=d0,cache=writeback{snapshot}{read_only}",
             self.disk, self.format
         );
         add(&["-drive", &drive]);

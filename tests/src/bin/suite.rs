@@ -56,6 +56,7 @@ fn steps(layer: &str) -> Vec<Step> {
             e2e("images", "image"),
             e2e("refusals and bad input", "refusals"),
             e2e("kill -9 of the agent", "kill9_agent"),
+            e2e("mounts of the initramfs", "mounts"),
         ],
         "boot" => vec![
             e2e("GRUB against its model", "grub_matrix"),
@@ -65,7 +66,13 @@ fn steps(layer: &str) -> Vec<Step> {
             e2e("power cuts", "kill9_qemu"),
         ],
         // Whole stories of many boots that are too long for the default run.
-        "boot-more" => vec![step("the main job, UEFI", "tests/demo --yes")],
+        "boot-more" => vec![
+            step("the main job, UEFI", "tests/demo --yes"),
+            e2e("/etc follows the slot", "etc_slot"),
+            e2e("causes of a fallback", "causes"),
+            e2e("a broken PERSIST", "persist_broken"),
+            e2e("power cuts of a resumed update", "resume_cut"),
+        ],
         // The control plane is built from pinned Go modules once, or KUBEBUILDER_ASSETS names it.
         "cluster" => vec![
             e2e("drain against kubectl drain", "cluster_drain"),
