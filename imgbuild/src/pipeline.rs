@@ -92,7 +92,7 @@ impl Run<'_> {
         let root = root::make(self.recipe, &self.paths.work, self.progress)?;
         let identity = self.identity(&root)?;
         let usage = usage::measure(&root.dir)?;
-        let fill_percent = self.check_size(&usage)?;
+        let fill_percent = self.check_size(&root, &usage)?;
         self.root_image(&root, &usage)?;
 
         self.progress.stage("hash the update image");
@@ -140,7 +140,7 @@ impl Run<'_> {
         }
     }
 
-    fn check_size(&self, usage: &Usage) -> Result<u64> {
+    fn check_size(&self, root: &Root, usage: &Usage) -> Result<u64> {
         let slot = self.plan.partition(Role::RootA)?.size;
         let fill = usage.check(slot)?;
         if fill >= FULL_PERCENT {
@@ -150,7 +150,15 @@ impl Run<'_> {
             );
             self.progress.warning("SIZE002", &m);
         }
-        space::check(usage.need(usage.inodes_with_spare()), &self.paths.work)?;
+        let amounts = space::Amounts {
+            root: usage.need(usage.inodes_with_spare()),
+            boot: root
+                .grub
+                .as_ref()
+                .map_or(0, |g| (g.efi.len() + g.core_img.len()) as u64),
+            persist: self.plan.partition(Role::Persist)?.size,
+        };
+        space::check(amounts, &self.paths.work)?;
         Ok(fill)
     }
 
