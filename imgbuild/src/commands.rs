@@ -8,7 +8,7 @@ use imgbuild::outputs::{Lock, Paths};
 use imgbuild::pipeline::{self, Options};
 use imgbuild::plan::Plan;
 use imgbuild::recipe::{Loader, Recipe, Rootfs};
-use imgbuild::{cmd, epoch, files, report};
+use imgbuild::{cmd, epoch, files, preflight, report, url};
 
 /// Errors of a command; never empty.
 pub(crate) type Errors = Vec<BuildError>;
@@ -23,9 +23,29 @@ pub(crate) struct Build {
     pub(crate) quiet: bool,
 }
 
-fn load(file: &Utf8Path) -> Result<(Recipe, Plan), Errors> {
-    let recipe = Recipe::load(file)?;
-    let plan = Plan::new(&recipe, epoch::source_date_epoch()).map_err(|e| vec![e])?;
+/// Everything that can be known about a recipe and the environment before a build; every error of it.
+fn load(file: &Utf8Path, base_url: Option<&str>) -> Result<(Recipe, Plan), Errors> {
+    let mut errors = Errors::new();
+    let epoch = epoch::from_environment().map_err(|e| errors.push(e)).ok();
+    if let Some(url) = base_url
+        && let Err(why) = url::check_base(url)
+    {
+        errors.push(BuildError::new(
+            Kind::Input,
+            "CFG019",
+            format!("--base-url {url:?}: {why}"),
+        ));
+    }
+    let recipe = Recipe::load(file).map_err(|e| errors.extend(e)).ok();
+    if let Some(recipe) = &recipe
+        && !sandbox::is_worker()
+    {
+        errors.extend(preflight::agent(recipe).err());
+    }
+    let (Some(recipe), Some(epoch), true) = (recipe, epoch, errors.is_empty()) else {
+        return Err(errors);
+    };
+    let plan = Plan::new(&recipe, epoch).map_err(one)?;
     if !sandbox::is_worker() {
         for w in &recipe.warnings {
             ui::say(&format!("warning[{}] {}", w.code, w.message));
@@ -34,28 +54,42 @@ fn load(file: &Utf8Path) -> Result<(Recipe, Plan), Errors> {
     Ok((recipe, plan))
 }
 
+/// Prints a document; the program's answer with `--json`.
+fn print_json(value: &impl serde::Serialize) -> Result<(), Errors> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| one(BuildError::new(Kind::Bug, "BUG001", e.to_string())))?;
+    ui::print(&format!("{text}\n"));
+    Ok(())
+}
+
 /// `imgbuild check`.
-pub(crate) fn check(file: &Utf8Path) -> Result<(), Errors> {
-    let (recipe, plan) = load(file)?;
+pub(crate) fn check(file: &Utf8Path, json: bool) -> Result<(), Errors> {
+    let (recipe, plan) = load(file, None)?;
+    if json {
+        let warnings: Vec<_> = recipe
+            .warnings
+            .iter()
+            .map(|w| serde_json::json!({"code": w.code, "message": w.message}))
+            .collect();
+        return print_json(&serde_json::json!({
+            "recipe": recipe.file, "pretty_name": plan.pretty_name, "warnings": warnings}));
+    }
     ui::print(&format!("{}: {}, no errors\n", recipe.file, plan.pretty_name));
     Ok(())
 }
 
 /// `imgbuild plan`.
 pub(crate) fn plan(file: &Utf8Path, json: bool) -> Result<(), Errors> {
-    let (_, plan) = load(file)?;
+    let (_, plan) = load(file, None)?;
     if json {
-        let text = serde_json::to_string_pretty(&plan)
-            .map_err(|e| vec![BuildError::new(Kind::Bug, "BUG001", e.to_string())])?;
-        ui::print(&format!("{text}\n"));
-    } else {
-        ui::print(&plan.to_string());
+        return print_json(&plan);
     }
+    ui::print(&plan.to_string());
     Ok(())
 }
 
 /// `imgbuild verify`.
-pub(crate) fn verify(dir: &Utf8Path) -> Result<(), Errors> {
+pub(crate) fn verify(dir: &Utf8Path, json: bool) -> Result<(), Errors> {
     let list = dir.join("SHA256SUMS");
     let text = fs_err::read_to_string(&list).map_err(|e| {
         vec![BuildError {
@@ -79,17 +113,20 @@ pub(crate) fn verify(dir: &Utf8Path) -> Result<(), Errors> {
             Err(e) => errors.push(BuildError::new(Kind::Trust, "SUM001", e.message)),
         }
     }
-    if errors.is_empty() {
-        ui::print(&format!("{dir}: {} files are as they were built\n", sums.len()));
-        Ok(())
-    } else {
-        Err(errors)
+    if !errors.is_empty() {
+        return Err(errors);
     }
+    if json {
+        let names: Vec<&String> = sums.iter().map(|(name, _)| name).collect();
+        return print_json(&serde_json::json!({"dir": dir, "verified": names}));
+    }
+    ui::print(&format!("{dir}: {} files are as they were built\n", sums.len()));
+    Ok(())
 }
 
 /// `imgbuild build`: checks, takes the lock, lets a worker build, gives the results their names.
 pub(crate) fn build(options: &Build) -> Result<(), Errors> {
-    let (recipe, plan) = load(&options.recipe)?;
+    let (recipe, plan) = load(&options.recipe, options.base_url.as_deref())?;
     let default = Utf8Path::new("out").join(&recipe.version);
     let paths = Paths::new(options.out.as_deref().unwrap_or(&default)).map_err(one)?;
     let from_packages = matches!(recipe.rootfs, Rootfs::Packages { .. });
@@ -97,6 +134,7 @@ pub(crate) fn build(options: &Build) -> Result<(), Errors> {
     if sandbox::is_worker() {
         return work(options, &recipe, &plan, &paths).map_err(one);
     }
+    preflight::output(&recipe, &paths).map_err(one)?;
     if !root && (from_packages || recipe.boot.loader == Loader::Grub) {
         let m = "a build from packages or with a boot loader needs root (it runs programs inside the image in private \
                  namespaces); run it with sudo, or set [boot] loader = \"none\" for a tree";

@@ -40,6 +40,20 @@ impl Kind {
             Kind::Said(code) => code,
         }
     }
+
+    /// Name of the class, for programs.
+    pub const fn class(self) -> &'static str {
+        match self {
+            Kind::Bug => "bug",
+            Kind::Input => "input",
+            Kind::Space => "space",
+            Kind::Build | Kind::Said(_) => "build",
+            Kind::Trust => "trust",
+            Kind::Tools => "tools",
+            Kind::Locked => "locked",
+            Kind::Signal(_) => "interrupted",
+        }
+    }
 }
 
 /// A failure of the builder.
@@ -84,8 +98,21 @@ impl BuildError {
     }
 }
 
+/// The document that `--json` prints for a command that failed: the first error, which decides the exit code, and all of
+/// them in `errors`. None when another process of ours has printed it.
+pub fn document(errors: &[BuildError]) -> Option<serde_json::Value> {
+    let object = |e: &BuildError| {
+        serde_json::json!({
+            "code": e.code, "class": e.kind.class(), "exit_code": e.kind.exit_code(), "message": e.message})
+    };
+    let first = errors.first().filter(|e| !matches!(e.kind, Kind::Said(_)))?;
+    let mut doc = object(first);
+    doc["errors"] = errors.iter().map(object).collect();
+    Some(doc)
+}
+
 /// The system's words, without "(os error N)" and without the act and path that fs-err puts in front.
-fn reason(e: &std::io::Error) -> String {
+pub(crate) fn reason(e: &std::io::Error) -> String {
     let text = e.to_string();
     let own = match e.raw_os_error() {
         Some(_) => text.as_str(),
@@ -124,6 +151,26 @@ mod tests {
     }
 
     #[test]
+    fn programs_get_every_error_and_the_deciding_one_first() {
+        let errors = [
+            BuildError::new(Kind::Input, "CFG003", "r.toml:1:1: \"x\"\nmore"),
+            BuildError::new(Kind::Trust, "SUM001", "y"),
+        ];
+        let doc = document(&errors).unwrap();
+        assert_eq!(
+            doc,
+            serde_json::json!({
+                "code": "CFG003", "class": "input", "exit_code": 3, "message": "r.toml:1:1: \"x\"\nmore",
+                "errors": [
+                    {"code": "CFG003", "class": "input", "exit_code": 3, "message": "r.toml:1:1: \"x\"\nmore"},
+                    {"code": "SUM001", "class": "trust", "exit_code": 8, "message": "y"},
+                ]
+            })
+        );
+        assert_eq!(document(&[BuildError::already_said(7)]), None);
+    }
+
+    #[test]
     fn exit_codes_are_for_life() {
         let all = [
             Kind::Bug,
@@ -133,9 +180,10 @@ mod tests {
             Kind::Trust,
             Kind::Tools,
             Kind::Locked,
+            Kind::Signal(1),
             Kind::Signal(2),
             Kind::Signal(15),
         ];
-        assert_eq!(all.map(Kind::exit_code), [1, 3, 6, 7, 8, 10, 203, 130, 143]);
+        assert_eq!(all.map(Kind::exit_code), [1, 3, 6, 7, 8, 10, 203, 129, 130, 143]);
     }
 }

@@ -7,28 +7,34 @@ mod ui;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::Errors;
-use imgbuild::error::Kind;
+use imgbuild::error::{self, BuildError, Kind};
 use std::process::ExitCode;
 
-/// Exit code for a wrong command line: bad input.
-const USAGE: u8 = Kind::Input.exit_code();
-/// Exit code for a panic: a bug of ours.
-const BUG: u8 = Kind::Bug.exit_code();
-
 fn main() -> ExitCode {
-    let code = std::panic::catch_unwind(run).unwrap_or_else(|_| {
-        ui::say("error[BUG000] imgbuild stopped because of a bug; please report the lines above");
-        BUG
+    // Also for a command line that clap refuses: a program that asked for JSON gets JSON.
+    let json = std::env::args_os()
+        .skip(1)
+        .take_while(|a| a != "--")
+        .any(|a| a == "--json");
+    let code = std::panic::catch_unwind(|| run(json)).unwrap_or_else(|_| {
+        let m = "imgbuild stopped because of a bug; please report the lines above";
+        fail(&vec![BuildError::new(Kind::Bug, "BUG000", m)], json)
     });
     ExitCode::from(code)
 }
 
-fn run() -> u8 {
+fn run(json: bool) -> u8 {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
             let _ = e.print();
-            return if e.use_stderr() { USAGE } else { 0 };
+            if !e.use_stderr() {
+                return 0;
+            }
+            let text = e.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+            let usage = vec![BuildError::new(Kind::Input, "USE001", text)];
+            return answer(&usage, json);
         }
     };
     let result = match cli.command {
@@ -46,17 +52,17 @@ fn run() -> u8 {
             quiet,
         }),
         Command::Plan { recipe, json } => commands::plan(&recipe, json),
-        Command::Check { recipe } => commands::check(&recipe),
-        Command::Verify { dir } => commands::verify(&dir),
+        Command::Check { recipe, json } => commands::check(&recipe, json),
+        Command::Verify { dir, json } => commands::verify(&dir, json),
     };
     match result {
         Ok(()) => 0,
-        Err(errors) => fail(&errors),
+        Err(errors) => fail(&errors, json),
     }
 }
 
-/// Prints errors; the first decides the exit code.
-fn fail(errors: &Errors) -> u8 {
+/// Prints errors for people, and with `--json` for programs; the first decides the exit code.
+fn fail(errors: &Errors, json: bool) -> u8 {
     for e in errors {
         match e.kind {
             Kind::Said(_) => {}
@@ -64,5 +70,15 @@ fn fail(errors: &Errors) -> u8 {
             _ => ui::say(&e.to_string()),
         }
     }
-    errors.first().map_or(BUG, |e| e.kind.exit_code())
+    answer(errors, json)
+}
+
+/// The program's part of [`fail`].
+fn answer(errors: &Errors, json: bool) -> u8 {
+    if json && let Some(doc) = error::document(errors) {
+        ui::print(&format!("{doc}\n"));
+    }
+    errors
+        .first()
+        .map_or(Kind::Bug.exit_code(), |e| e.kind.exit_code())
 }

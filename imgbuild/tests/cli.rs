@@ -10,8 +10,12 @@
 
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/before_a_build.rs"]
+mod before_a_build;
 #[path = "cli/interrupted.rs"]
 mod interrupted;
+#[path = "cli/json.rs"]
+mod json;
 #[path = "cli/tree_build.rs"]
 mod tree_build;
 

@@ -71,7 +71,12 @@ impl<'t> Parser<'t> {
         });
         let image_url = self.r.table(t, "os").and_then(|x| {
             self.r.only(&x, &["image_url"]);
-            self.r.string(&x, "image_url").map(|s| s.value)
+            let url = self.r.string(&x, "image_url")?;
+            if let Err(e) = crate::url::check(&url.value) {
+                self.r
+                    .error("CFG019", url.offset, format!("{} {:?}: {e}", url.key, url.value));
+            }
+            Some(url.value)
         });
         Some(Recipe {
             file: self.file.to_owned(),

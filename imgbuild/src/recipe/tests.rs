@@ -271,3 +271,21 @@ proptest::proptest! {
         drop(parse(&text));
     }
 }
+
+#[test]
+fn image_url_is_a_url() {
+    for (url, why) in [
+        ("nota", "expected an absolute URL"),
+        ("ftp://x", "expected an absolute URL"),
+        ("https://h/a b", "character ' '"),
+        ("x\\\"\\nfoo: bar", "character '\"'"),
+    ] {
+        let found = with(&format!("[os]\nimage_url = \"{url}\"\n"));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].starts_with("error[CFG019] dir/r.toml:6:13: os.image_url \""),
+            "{found:?}"
+        );
+        assert!(found[0].contains(why), "{found:?}");
+    }
+}

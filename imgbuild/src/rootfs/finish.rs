@@ -74,6 +74,21 @@ pub fn finish(recipe: &Recipe, root: &Utf8Path, work: &Utf8Path, progress: &dyn 
     clamp_times(root)
 }
 
+/// Looks at the recipe's agent as [`finish`] will, before a build begins. The C library is known for a tree only.
+///
+/// # Errors
+/// Why `[agent] path` cannot work in the image.
+pub fn check_agent(recipe: &Recipe) -> std::result::Result<(), String> {
+    let root = match &recipe.rootfs {
+        Rootfs::Tree(tree) => Some(tree.as_path()),
+        Rootfs::Packages { .. } => None,
+    };
+    match &recipe.agent {
+        Some(path) => agent::read(path, recipe.arch, root).map(drop),
+        None => Ok(()),
+    }
+}
+
 /// What packages leave to the end: system users, the linker's cache, the list of modules.
 fn settle(root: &Utf8Path, progress: &dyn Progress) -> Result<()> {
     let run = |program: &str, args: &[&str]| -> Result<()> {

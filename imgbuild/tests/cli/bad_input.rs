@@ -191,7 +191,17 @@ fn wrong_command_lines_are_bad_input_and_help_is_not() {
     for args in [&["--help"][..], &["build", "--help"], &["--version"]] {
         assert!(!b.run(args).succeeds().out.is_empty());
     }
-    assert!(b.run(&["build", "--help"]).out.contains("Examples:"));
+    for command in ["build", "plan", "check", "verify"] {
+        let help = b.run(&[command, "--help"]).out;
+        assert!(
+            help.contains(&format!("Examples:\n  imgbuild {command} ")),
+            "{help}"
+        );
+    }
+    let help = b.run(&["--help"]).out;
+    assert!(help.contains("129, 130 and 143 interrupted (SIGHUP"), "{help}");
+    let help = b.run(&["build", "--help"]).out;
+    assert!(help.contains("PARENT/.NAME.imgbuild. Only SIGKILL"), "{help}");
 }
 
 #[test]

@@ -53,8 +53,12 @@ fn only_the_earlier_result(b: &Bench) {
 }
 
 #[test]
-fn ctrl_c_and_termination_end_it_soon_and_change_nothing() {
-    for (name, code, at) in [("INT", 130, "root.img"), ("TERM", 143, "out/system.img")] {
+fn ctrl_c_termination_and_a_closed_terminal_end_it_soon_and_change_nothing() {
+    for (name, code, at) in [
+        ("HUP", 129, "root.img"),
+        ("INT", 130, "root.img"),
+        ("TERM", 143, "out/system.img"),
+    ] {
         let b = Bench::new();
         slow(&b);
         earlier_result(&b);

@@ -1,11 +1,12 @@
 //! The agent binary in the image.
 
-use super::super::{inroot, io_error, write_new};
+use super::super::{inroot, write_new};
 use super::{elf, in_root};
 use crate::error::{BuildError, Kind, Result};
 use crate::progress::Progress;
 use crate::recipe::{Loader, Recipe};
 use camino::Utf8Path;
+use os_proto::layout::Arch;
 
 const PATH: &str = "usr/bin/os-agent";
 
@@ -30,10 +31,27 @@ pub(super) fn install(recipe: &Recipe, root: &Utf8Path, progress: &dyn Progress)
         }
         return Ok(());
     };
-    let bytes = fs_err::read(path).map_err(|e| io_error("cannot read the agent", &e))?;
-    elf::check_agent(&bytes, recipe.arch, image_glibc(root))
+    let bytes = read(path, recipe.arch, Some(root))
         .map_err(|why| BuildError::new(Kind::Input, "CFG012", format!("agent {:?}: {why}", path.as_str())))?;
     write_new(&at, &bytes, 0o755)
+}
+
+/// Reads the agent and looks whether it can work in an image whose C library is that of `root`; without `root` that is
+/// not known yet.
+///
+/// # Errors
+/// Why it cannot.
+pub(super) fn read(
+    path: &Utf8Path,
+    arch: Arch,
+    root: Option<&Utf8Path>,
+) -> std::result::Result<Vec<u8>, String> {
+    let bytes = fs_err::read(path).map_err(|e| format!("cannot be read: {}", crate::error::reason(&e)))?;
+    let program = elf::check_agent(&bytes, arch)?;
+    if let Some(root) = root {
+        elf::check_glibc(&program, image_glibc(root))?;
+    }
+    Ok(bytes)
 }
 
 /// Version of the image's glibc: the highest version that its C library defines.

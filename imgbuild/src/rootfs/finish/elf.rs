@@ -13,15 +13,14 @@ pub(super) struct Program {
     pub(super) loader: Option<String>,
 }
 
-/// Byte string that every os-agent of ours carries.
-const MARKER: &[u8] = b"slipway-os-agent-v1";
+/// Byte string that every os-agent of ours carries, backwards: this program must not be taken for one.
+const MARKER_REVERSED: &[u8] = b"1v-tnega-so-yawpils";
 
-/// Why a file is not the agent for this image.
-pub(super) fn check_agent(
-    bytes: &[u8],
-    arch: Arch,
-    image_glibc: Option<(u32, u32)>,
-) -> Result<Program, String> {
+/// Why a file is not our agent for this architecture.
+pub(super) fn check_agent(bytes: &[u8], arch: Arch) -> Result<Program, String> {
+    if bytes.is_empty() {
+        return Err("is empty".to_owned());
+    }
     let program = read(bytes)?;
     if program.machine != arch.as_str() {
         return Err(format!(
@@ -30,9 +29,15 @@ pub(super) fn check_agent(
             arch = arch.as_str()
         ));
     }
-    if !bytes.windows(MARKER.len()).any(|w| w == MARKER) {
+    let is_marker = |w: &[u8]| w.iter().rev().eq(MARKER_REVERSED);
+    if !bytes.windows(MARKER_REVERSED.len()).any(is_marker) {
         return Err("a program, but not Slipway's os-agent".to_owned());
     }
+    Ok(program)
+}
+
+/// Why a program cannot run with the C library of an image; none = it has none.
+pub(super) fn check_glibc(program: &Program, image_glibc: Option<(u32, u32)>) -> Result<(), String> {
     match (program.needs_glibc, image_glibc) {
         (Some((a, b)), Some((c, d))) if (a, b) > (c, d) => Err(format!(
             "needs glibc {a}.{b}, the image has {c}.{d}; use the static build of the agent or a newer base"
@@ -40,7 +45,7 @@ pub(super) fn check_agent(
         (Some((a, b)), None) => Err(format!(
             "needs glibc {a}.{b}, the image has none; use the static build of the agent"
         )),
-        _ => Ok(program),
+        _ => Ok(()),
     }
 }
 
@@ -146,49 +151,53 @@ mod tests {
             b.extend_from_slice(format!("\0GLIBC_{v}\0").as_bytes());
         }
         if marker {
-            b.extend_from_slice(MARKER);
+            b.extend(MARKER_REVERSED.iter().rev());
         }
         b
     }
 
     #[test]
     fn an_agent_that_fits() {
-        let got = check_agent(
-            &program(62, true, true, &["2.2.5", "2.34"]),
-            Arch::X86_64,
-            Some((2, 36)),
-        )
-        .unwrap();
+        let got = check_agent(&program(62, true, true, &["2.2.5", "2.34"]), Arch::X86_64).unwrap();
+        check_glibc(&got, Some((2, 36))).unwrap();
         assert_eq!(got.needs_glibc, Some((2, 34)));
         assert_eq!(got.loader.as_deref(), Some("/lib64/ld.so"));
-        let statically = program(62, false, true, &["2.99"]);
-        assert_eq!(
-            check_agent(&statically, Arch::X86_64, None).unwrap().needs_glibc,
-            None
+        let statically = check_agent(&program(62, false, true, &["2.99"]), Arch::X86_64).unwrap();
+        assert_eq!(statically.needs_glibc, None);
+        check_glibc(&statically, None).unwrap();
+    }
+
+    #[test]
+    fn the_builder_is_no_agent() {
+        let builder = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let e = check_agent(&builder, Arch::X86_64).unwrap_err();
+        assert!(
+            e == "a program, but not Slipway's os-agent" || e.contains("image arch"),
+            "{e}"
         );
     }
 
     #[test]
     fn agents_that_do_not_fit() {
-        let why = |b: &[u8], glibc| check_agent(b, Arch::X86_64, glibc).unwrap_err();
-        assert_eq!(why(b"#!/bin/sh\n", None), "not an ELF program");
+        let why = |b: &[u8]| check_agent(b, Arch::X86_64).unwrap_err();
+        assert_eq!(why(b""), "is empty");
+        assert_eq!(why(b"#!/bin/sh\n"), "not an ELF program");
         assert_eq!(
-            why(b"\x7fELF\x01\x01", None),
+            why(b"\x7fELF\x01\x01"),
             "expected a 64-bit little-endian ELF program"
         );
-        assert_eq!(why(b"\x7fELF\x02\x01", None), "truncated ELF head");
+        assert_eq!(why(b"\x7fELF\x02\x01"), "truncated ELF head");
         assert_eq!(
-            why(&program(183, true, true, &[]), None),
+            why(&program(183, true, true, &[])),
             "ELF aarch64, image arch x86_64"
         );
         assert_eq!(
-            why(&program(62, true, false, &[]), None),
+            why(&program(62, true, false, &[])),
             "a program, but not Slipway's os-agent"
         );
-        assert!(
-            why(&program(62, true, true, &["2.38"]), Some((2, 36)))
-                .starts_with("needs glibc 2.38, the image has 2.36")
-        );
-        assert!(why(&program(62, true, true, &["2.38"]), None).contains("the image has none"));
+        let modern = check_agent(&program(62, true, true, &["2.38"]), Arch::X86_64).unwrap();
+        let why = |glibc| check_glibc(&modern, glibc).unwrap_err();
+        assert!(why(Some((2, 36))).starts_with("needs glibc 2.38, the image has 2.36"));
+        assert!(why(None).contains("the image has none"));
     }
 }
