@@ -137,6 +137,12 @@ codes! {
     Cancelled => Refused, Cancelled;
     /// The durable state was written by a newer agent; this one only reads it.
     StateTooNew => Refused, FailedPrecondition;
+    /// A step of a bundle failed for good.
+    StepFailed => Internal, Internal;
+    /// A bundle is damaged, unsafe or calls what does not exist; nothing of it was run.
+    BundleInvalid => Corrupt, DataLoss;
+    /// The run waits for an approval, a drain or a later moment.
+    Waiting => Retry, Unavailable;
     /// Exists in the interface, not built yet.
     Unimplemented => Refused, Unimplemented;
     /// The bytes are not a payload at all.

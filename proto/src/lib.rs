@@ -3,6 +3,7 @@
 //! A disk in the field keeps [`layout`], [`env_block`] and [`boot_choice`] for life, so they change only by addition.
 
 pub mod boot_choice;
+pub mod bundle;
 pub mod codes;
 pub mod digest;
 pub mod env_block;

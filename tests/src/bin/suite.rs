@@ -79,13 +79,20 @@ fn steps(layer: &str) -> Vec<Step> {
             e2e("a node's way through updates", "cluster_proxy"),
             e2e("roll-outs while everything dies", "cluster_chaos"),
         ],
+        "steps" => vec![
+            step(
+                "step runner",
+                "cargo test --quiet -p os-steps -- --include-ignored --show-output",
+            ),
+            step("renderer against Go", "tests/conformance/check"),
+        ],
         _ => Vec::new(),
     }
 }
 
 /// Whether a layer installs from the fixture distribution, and so needs root.
 fn needs_fixture(layer: &str) -> bool {
-    !matches!(layer, "unit" | "cluster")
+    !matches!(layer, "unit" | "cluster" | "steps")
 }
 
 fn main() -> ExitCode {
