@@ -188,7 +188,7 @@ fn kf_c2_lists_do_not_grow() {
     let retry = [entry.clone(), config("no.such.model", "", &[("a", json!(1), "")])];
     for _ in 0..10 {
         assert!(b.plan(&retry).is_err());
-        b.apply(&[entry.clone()]);
+        b.apply(std::slice::from_ref(&entry));
     }
     assert_eq!(
         b.text(KUBELET),

@@ -92,6 +92,9 @@ fn changed(b: &Bench, path: &str, configs: &[v1::Config]) -> Option<String> {
         .then(|| p.files.first().map_or_else(|| b.text(path), text))
 }
 
+/// Whether a line belongs to the entry.
+type Own = Box<dyn Fn(&str) -> bool>;
+
 proptest! {
     #[test]
     fn yaml_keeps_comments_and_order(
@@ -177,7 +180,7 @@ proptest! {
     ) {
         let text = lines.iter().map(|l| format!("{l}\n")).collect::<String>();
         let op = if delete { "delete" } else { "" };
-        let (path, call, own): (_, _, Box<dyn Fn(&str) -> bool>) = if which {
+        let (path, call, own): (_, _, Own) = if which {
             let key = format!("{d}.{i}");
             let k = key.clone();
             (SYSCTL, config("kernel.sysctl.persist", "", &[(&key, json!(n), op)]), Box::new(move |l: &str| l.trim_start().starts_with(&k)))
