@@ -644,6 +644,7 @@ impl World {
         let Ok(s) = step(&self.node, 1000, event) else {
             return;
         };
+        let known = self.node.env;
         self.node = s.node;
         let target = self.running.other();
         let mut env_writes = 0;
@@ -693,7 +694,8 @@ impl World {
                     self.write(*env, &mut env_writes);
                 }
                 Effect::Disarm(env) => {
-                    let before = self.env[0].or(self.env[1]);
+                    // With both copies gone from the medium, what the agent read at its start counts.
+                    let before = self.env[0].or(self.env[1]).or(known);
                     assert_eq!(env.try_slot, None);
                     assert_eq!(
                         before.map(|b| b.cur),
