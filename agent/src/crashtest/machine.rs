@@ -49,7 +49,7 @@ pub(super) fn grub(content: &Content) -> Choice {
 
 /// Whether a slot holds, byte by byte, what may run from it.
 pub(super) fn intact(content: &Content, slot: Slot, images: &Images) -> bool {
-    let bytes = content.region(Region::Slot(slot));
+    let bytes = content.slot(slot);
     match slot {
         Slot::A => Arc::ptr_eq(bytes, &images.slot_a) || **bytes == *images.slot_a,
         Slot::B => bytes.get(..images.new.len()) == Some(images.new.as_slice()),

@@ -27,7 +27,12 @@ pub(super) enum Region {
     State,
     /// A slot.
     Slot(Slot),
+    /// The journal of the download, a file of the state directory that is written in place behind what is durable.
+    Journal,
 }
+
+/// Its name there.
+pub(super) const JOURNAL: &str = "stage.journal";
 
 /// Everything that survives a power cut. Cloning shares what is not changed.
 #[derive(Debug, Clone)]
@@ -42,25 +47,34 @@ pub(super) struct Content {
 
 impl Content {
     /// The bytes of a region.
-    pub(super) fn region(&self, r: Region) -> &Arc<Vec<u8>> {
+    pub(super) fn region(&self, r: Region) -> &[u8] {
         match r {
             Region::State => &self.state,
-            Region::Slot(Slot::A) => &self.slots[0],
-            Region::Slot(Slot::B) => &self.slots[1],
+            Region::Slot(slot) => self.slot(slot),
+            Region::Journal => self.files.get(JOURNAL).map_or(&[][..], |f| f.as_slice()),
         }
     }
 
-    fn region_mut(&mut self, r: Region) -> &mut Vec<u8> {
-        Arc::make_mut(match r {
+    /// A slot, as it may be shared with other contents.
+    pub(super) fn slot(&self, slot: Slot) -> &Arc<Vec<u8>> {
+        match slot {
+            Slot::A => &self.slots[0],
+            Slot::B => &self.slots[1],
+        }
+    }
+
+    fn region_mut(&mut self, r: Region) -> Option<&mut Vec<u8>> {
+        Some(Arc::make_mut(match r {
             Region::State => &mut self.state,
             Region::Slot(Slot::A) => &mut self.slots[0],
             Region::Slot(Slot::B) => &mut self.slots[1],
-        })
+            Region::Journal => self.files.get_mut(JOURNAL)?,
+        }))
     }
 
     /// Puts bytes in place.
     pub(super) fn put(&mut self, r: Region, at: usize, data: &[u8]) {
-        if let Some(to) = self.region_mut(r).get_mut(at..at + data.len()) {
+        if let Some(to) = self.region_mut(r).and_then(|v| v.get_mut(at..at + data.len())) {
             to.copy_from_slice(data);
         }
     }
@@ -286,6 +300,7 @@ impl SlotDevice for Recorded {
         match self.region {
             Region::State => "recorded disk (os-state)".to_owned(),
             Region::Slot(s) => format!("recorded disk (ROOT-{s})"),
+            Region::Journal => format!("recorded disk ({JOURNAL})"),
         }
     }
 }

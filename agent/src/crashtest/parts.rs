@@ -1,11 +1,11 @@
 //! The node around the recorded disk: ports without a network, a system or a clock of their own.
 
-use super::medium::{Medium, Region};
+use super::medium::{JOURNAL, Medium, Op, Region};
 use crate::error::{AgentError, Result};
 use crate::gpt_table::Entry;
 use crate::ports::{
-    Cancel, Clock, Download, HookOutcome, Host, OsRelease, Report, SlotDevice, Slots, Source, SourceRequest,
-    StateStore,
+    Cancel, Clock, Download, HookOutcome, Host, JournalStore, OsRelease, Report, SlotDevice, Slots, Source,
+    SourceRequest, StateStore,
 };
 use crate::slots::{self, DiskFact, Layout, OpenSlot, TableFact};
 use bytes::Bytes;
@@ -111,6 +111,42 @@ impl StateStore for Store {
 
     fn missing(&self) -> Option<String> {
         None
+    }
+
+    fn journal(&self) -> Option<Box<dyn JournalStore>> {
+        Some(Box::new(Journal(Arc::clone(&self.0))))
+    }
+}
+
+/// The journal of the download: replaced whole, written in place behind what is durable.
+struct Journal(Arc<Medium>);
+
+impl JournalStore for Journal {
+    fn read(&mut self) -> Result<Vec<u8>> {
+        Ok(self.0.lock().live.region(Region::Journal).to_vec())
+    }
+
+    fn reset(&mut self, header: &[u8], room: u64) -> Result<()> {
+        let mut content = header.to_vec();
+        content.resize(header.len() + usize::try_from(room).unwrap_or(0), 0);
+        self.0.lock().file(JOURNAL, Some(content));
+        Ok(())
+    }
+
+    fn append(&mut self, at: u64, records: &[u8]) -> Result<()> {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let mut m = self.0.lock();
+        if m.live.region(Region::Journal).len().saturating_sub(at) < records.len() {
+            return Err(fault("the journal has no room for a record"));
+        }
+        m.write(Region::Journal, at, records);
+        m.log.push(Op::Flush(Region::Journal));
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        self.0.lock().file(JOURNAL, None);
+        Ok(())
     }
 }
 
@@ -256,6 +292,19 @@ impl Download for Taken {
         };
         self.at = end;
         Ok(Some(Bytes::copy_from_slice(part)))
+    }
+
+    fn skip(&mut self, n: u64) -> Result<u64> {
+        let end = self
+            .shelf
+            .payload
+            .len()
+            .min(self.shelf.hold_at.unwrap_or(usize::MAX));
+        let n = usize::try_from(n)
+            .unwrap_or(usize::MAX)
+            .min(end.saturating_sub(self.at));
+        self.at += n;
+        Ok(n as u64)
     }
 
     fn describe(&self) -> String {

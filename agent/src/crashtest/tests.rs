@@ -19,7 +19,7 @@ fn no_power_cut_of_an_update_leaves_a_node_that_does_not_boot() {
         "bad image, falls back",
     ] {
         let row = r.rows.iter().find(|x| x.name == name).unwrap();
-        assert!(row.points() > 1000 && row.rerun > 50, "{row:?}");
+        assert!(row.points() > 1000 && row.rerun >= 40, "{row:?}");
     }
 }
 
