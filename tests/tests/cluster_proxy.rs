@@ -57,7 +57,7 @@ impl<'a> Story<'a> {
         }
         let os: OS = serde_json::from_value(
             json!({"apiVersion": "upgrade.openeuler.org/v1alpha1", "kind": "OS",
-            "metadata": {"name": node}, "spec": {"osversion": "Slipway 2", "opstype": "upgrade"}}),
+            "metadata": {"name": node}, "spec": {"osversion": "Slipway 2", "opstype": "upgrade", "maxunavailable": 1}}),
         )?;
         Api::<OS>::namespaced(b.admin.clone(), "default")
             .create(&PostParams::default(), &os)
