@@ -322,7 +322,7 @@ async fn story(w: &Arc<World>, proxy: &str) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs kube-apiserver and etcd; `tests/run cluster` runs it"]
+#[ignore = "needs kube-apiserver and etcd; `tests/run cluster-more` runs it"]
 async fn rollouts_while_everything_dies() {
     if !os_e2e::e2e("roll-outs while everything dies") {
         return;
