@@ -29,8 +29,13 @@ pub(super) fn check_agent(bytes: &[u8], arch: Arch) -> Result<Program, String> {
             arch = arch.as_str()
         ));
     }
-    let is_marker = |w: &[u8]| w.iter().rev().eq(MARKER_REVERSED);
-    if !bytes.windows(MARKER_REVERSED.len()).any(is_marker) {
+    // The compiler must not turn it round and store it.
+    let marker: Vec<u8> = std::hint::black_box(MARKER_REVERSED)
+        .iter()
+        .rev()
+        .copied()
+        .collect();
+    if !bytes.windows(marker.len()).any(|w| w == marker) {
         return Err("a program, but not Slipway's os-agent".to_owned());
     }
     Ok(program)
