@@ -140,10 +140,10 @@ impl Loader {
     /// An archive by its digest: once it is in the store, the network is not asked again.
     fn archive(&self, url: &str, sha256: &str) -> Result<Bundle> {
         let known = self.dirs.steps.join("archives").join(sha256);
-        if let Ok(hash) = std::fs::read_to_string(&known) {
-            if let Ok(b) = store::load(&self.dirs, hash.trim()) {
-                return Ok(b);
-            }
+        if let Ok(hash) = std::fs::read_to_string(&known)
+            && let Ok(b) = store::load(&self.dirs, hash.trim())
+        {
+            return Ok(b);
         }
         let fetch = self
             .fetch

@@ -156,7 +156,7 @@ fn with_functions(mut t: Template, file: &str, scene: &Arc<Scene>, at: &Arc<Atom
             Some(v) => text(&format::plain(v)),
         })
     });
-    t = t.func(tree::GET, |args| get(args));
+    t = t.func(tree::GET, get);
     let (s, name) = (scene.clone(), file.to_owned());
     t = t.func("tpl", move |args| {
         let Some(Value::String(source)) = args.first() else {

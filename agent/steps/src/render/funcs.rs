@@ -82,7 +82,7 @@ fn strval(args: &[Value], i: usize) -> String {
 }
 
 /// A string argument; Go's functions take nothing else.
-fn str_arg<'a>(args: &'a [Value], i: usize) -> Result<&'a str, String> {
+fn str_arg(args: &[Value], i: usize) -> Result<&str, String> {
     match arg(args, i) {
         Value::String(s) => Ok(s),
         other => Err(format!(
@@ -94,7 +94,7 @@ fn str_arg<'a>(args: &'a [Value], i: usize) -> Result<&'a str, String> {
     }
 }
 
-fn list_arg<'a>(args: &'a [Value], i: usize) -> Result<&'a [Value], String> {
+fn list_arg(args: &[Value], i: usize) -> Result<&[Value], String> {
     match arg(args, i) {
         Value::List(l) => Ok(l),
         other => Err(format!(
@@ -106,7 +106,7 @@ fn list_arg<'a>(args: &'a [Value], i: usize) -> Result<&'a [Value], String> {
     }
 }
 
-fn map_arg<'a>(args: &'a [Value], i: usize) -> Result<&'a BTreeMap<Arc<str>, Value>, String> {
+fn map_arg(args: &[Value], i: usize) -> Result<&BTreeMap<Arc<str>, Value>, String> {
     match arg(args, i) {
         Value::Map(m) => Ok(m),
         other => Err(format!(

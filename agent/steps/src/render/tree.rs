@@ -224,10 +224,8 @@ impl Lint<'_> {
     fn expr(&mut self, e: &Expr) {
         match e {
             Expr::Variable(pos, name, _) => self.variable(*pos, name),
-            Expr::Identifier(pos, name) => {
-                if !(self.known)(name) {
-                    self.fault(*pos, format!("function {:?} is not defined", name.as_str()));
-                }
+            Expr::Identifier(pos, name) if !(self.known)(name) => {
+                self.fault(*pos, format!("function {:?} is not defined", name.as_str()));
             }
             Expr::Pipe(_, p) => self.pipe(p),
             Expr::Chain(_, inner, _) => self.expr(inner),

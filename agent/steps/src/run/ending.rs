@@ -206,15 +206,15 @@ fn ask(r: &Runner, state: &mut State, w: Wanted, reason: &str, step: &str, hash:
         state.save(&r.dirs.steps)?;
         atomic::replace(&r.dirs.requests().join(w.as_str()), &text)?;
     }
-    if r.by_cluster() {
-        if let Some(c) = &r.cluster {
-            let n = c.node()?;
-            patch_node(
-                c.as_ref(),
-                &n.resource_version,
-                &approval::request(w, &n.annotations),
-            )?;
-        }
+    if r.by_cluster()
+        && let Some(c) = &r.cluster
+    {
+        let n = c.node()?;
+        patch_node(
+            c.as_ref(),
+            &n.resource_version,
+            &approval::request(w, &n.annotations),
+        )?;
     }
     Ok(())
 }

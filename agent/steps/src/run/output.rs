@@ -98,7 +98,7 @@ impl<'a> Capture<'a> {
         if self.file.is_none() {
             self.file = atomic::append(&self.path).ok();
         }
-        self.broken = !self.file.as_mut().is_some_and(|f| f.write_all(data).is_ok());
+        self.broken = self.file.as_mut().is_none_or(|f| f.write_all(data).is_err());
     }
 
     /// Ends the stream; gives its last bytes.

@@ -84,24 +84,25 @@ fn nested(v: &serde_json::Value, level: usize, out: &mut String) {
 
 /// A scalar after its key; text of several lines as a block.
 fn flat(v: &serde_json::Value, level: usize, out: &mut String) {
-    if let serde_json::Value::String(s) = v {
-        if s.contains('\n') && !s.trim().is_empty() {
-            let keep = match (s.ends_with('\n'), s.ends_with("\n\n")) {
-                (false, _) => "-",
-                (true, false) => "",
-                (true, true) => "+",
-            };
-            let _ = writeln!(out, " |{keep}");
-            let pad = "  ".repeat(level + 1);
-            for l in s.strip_suffix('\n').unwrap_or(s).split('\n') {
-                if l.is_empty() {
-                    out.push('\n');
-                } else {
-                    let _ = writeln!(out, "{pad}{l}");
-                }
+    if let serde_json::Value::String(s) = v
+        && s.contains('\n')
+        && !s.trim().is_empty()
+    {
+        let keep = match (s.ends_with('\n'), s.ends_with("\n\n")) {
+            (false, _) => "-",
+            (true, false) => "",
+            (true, true) => "+",
+        };
+        let _ = writeln!(out, " |{keep}");
+        let pad = "  ".repeat(level + 1);
+        for l in s.strip_suffix('\n').unwrap_or(s).split('\n') {
+            if l.is_empty() {
+                out.push('\n');
+            } else {
+                let _ = writeln!(out, "{pad}{l}");
             }
-            return;
         }
+        return;
     }
     let _ = writeln!(out, " {}", one(v));
 }

@@ -243,7 +243,7 @@ fn b64enc(data: &[u8]) -> String {
 
 fn b64dec(s: &str) -> Result<String, usize> {
     let bytes: Vec<u8> = s.bytes().filter(|b| !matches!(b, b'\n' | b'\r')).collect();
-    if bytes.len() % 4 != 0 {
+    if !bytes.len().is_multiple_of(4) {
         return Err(bytes.len() / 4 * 4);
     }
     let mut out = Vec::new();
