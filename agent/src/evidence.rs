@@ -103,9 +103,12 @@ pub struct Record {
     pub files: Vec<(String, String)>,
 }
 
+/// Parts of one log by their number, under the key that they share.
+type Group = ((String, String), Vec<(u32, PstoreFile)>);
+
 /// Puts the files that belong together into whole logs, the newest last. Files that are no panic's are left out.
 pub fn records(files: Vec<PstoreFile>) -> Vec<Record> {
-    let mut groups: Vec<((String, String), Vec<(u32, PstoreFile)>)> = Vec::new();
+    let mut groups: Vec<Group> = Vec::new();
     let raw: Vec<PstoreFile> = files
         .into_iter()
         .filter(|f| f.name.starts_with("dmesg-"))

@@ -333,7 +333,7 @@ fn prune_runs(dir: &Utf8Path, current: &str) {
             Some((time, size, e.path().to_owned()))
         })
         .collect();
-    all.sort_by(|a, b| b.0.cmp(&a.0));
+    all.sort_by_key(|b| std::cmp::Reverse(b.0));
     let mut sum = 0;
     for (i, (_, size, path)) in all.into_iter().enumerate() {
         sum += size;

@@ -26,8 +26,10 @@ fn unknown_keys_survive_and_newer_formats_are_left_alone() {
 #[test]
 fn fault_08_a_cut_state_at_every_length_never_stops_the_node() {
     let (_t, d) = dir();
-    let mut s = State::default();
-    s.bundle = "abc".into();
+    let s = State {
+        bundle: "abc".into(),
+        ..State::default()
+    };
     s.save(&d).unwrap();
     let whole = std::fs::read(d.join("state.json")).unwrap();
     for n in 0..whole.len() {
