@@ -213,7 +213,7 @@ fn evictions(audit: &Audit, ns: &str, user: &str) -> (BTreeMap<String, usize>, u
 }
 
 /// Long enough that a busy machine is not taken for a blocked drain.
-const LIMIT_SECS: i64 = 12;
+const LIMIT_SECS: i64 = 20;
 
 async fn by_kubectl(cluster: &Cluster, program: &Utf8PathBuf, s: &State, node: &str) -> Result<bool> {
     let mut args = vec!["drain".to_owned(), node.to_owned(), "--ignore-daemonsets".into()];

@@ -321,7 +321,11 @@ impl From<&v1::StatusReply> for AgentFact {
         };
         let other = s.slots.iter().find(whole);
         let first = |x: Option<&v1::SlotStatus>| x.map(known).unwrap_or_default();
-        let (runs, staged) = (first(running), first(other));
+        let (runs, previous) = (first(running), first(other));
+        // The previous system is whole as well, but the agent boots only what was staged since: going back to it is staged
+        // like any other image (the agent reads it back).
+        let is_staged = matches!(s.phase(), v1::Phase::Staged | v1::Phase::Armed);
+        let staged = if is_staged { previous.clone() } else { Vec::new() };
         let trial = s.phase() == v1::Phase::Trial;
         let healthy = match &s.health {
             Some(h) => h.healthy,
@@ -342,7 +346,7 @@ impl From<&v1::StatusReply> for AgentFact {
                 digest: runs.first().cloned().unwrap_or_default(),
                 digests: runs,
                 staged_digest: staged.first().cloned().unwrap_or_default(),
-                previous_digest: staged.first().cloned().unwrap_or_default(),
+                previous_digest: previous.first().cloned().unwrap_or_default(),
                 previous_version: other.map(|x| x.version.clone()).unwrap_or_default(),
                 staged_digests: staged,
                 tries_left: s.trial.as_ref().map(|t| t.tries_left),
@@ -368,3 +372,6 @@ impl From<&v1::StatusReply> for AgentFact {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
