@@ -20,6 +20,7 @@ use os_proto::v1;
 use progress::Progress;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 use target::Target;
 
 impl Where {
@@ -53,13 +54,32 @@ pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
         Err(e) => {
             eprintln!("os-agent: {e}");
             if json {
-                let doc = serde_json::json!({
-                    "code": e.code.as_str(), "class": e.class().as_str(), "message": e.message});
-                out(&format!("{doc}\n"));
+                out(&format!("{}\n", document(&e)));
             }
             ExitCode::from(e.code.exit_code())
         }
     }
+}
+
+/// A command line that is none: text as ever, and with --json the same document as every other error.
+pub(crate) fn usage(e: &clap::Error, json: bool) -> ExitCode {
+    let _ = e.print();
+    if !e.use_stderr() {
+        return ExitCode::from(exit::DONE);
+    }
+    if json {
+        let text = e.render().to_string();
+        let message = text.trim().trim_start_matches("error: ");
+        out(&format!(
+            "{}\n",
+            document(&AgentError::new(Code::InvalidArgument, message))
+        ));
+    }
+    ExitCode::from(exit::USAGE)
+}
+
+fn document(e: &AgentError) -> serde_json::Value {
+    serde_json::json!({"code": e.code.as_str(), "class": e.class().as_str(), "message": e.message})
 }
 
 /// Prints to standard output; a reader that went away is no failure.
@@ -105,9 +125,10 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
         Command::Report { what: None } => return doctor::report(place, handle).await,
         Command::ApiProxy(_) => return not_built("api-proxy"),
         Command::Steps(_) => return not_built("steps"),
-        Command::GrowPersist => return serve::grow_persist(place.offline().as_ref()).await,
+        Command::GrowPersist => return serve::grow_persist(place).await,
         _ => {}
     }
+    let again = handle.clone();
     let mut target = Target::open(place, handle, looks).await?;
     let result = match command {
         Command::Status => target
@@ -143,11 +164,18 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
                 digest: a.digest,
                 ..Default::default()
             };
-            target.commit(request).await.map(|r| {
+            target.commit(request, a.force).await.map(|r| {
                 let slot = show::slot(r.slot);
                 let was = if r.already { " already" } else { "" };
-                let doc = serde_json::json!({"committed": r.committed, "slot": slot, "already": r.already});
-                print(json, &doc, &format!("slot {slot} is the default{was}\n"));
+                let forced = a.force && !r.already;
+                let doc = serde_json::json!({
+                    "committed": r.committed, "slot": slot, "already": r.already, "forced": forced});
+                let how = if forced {
+                    "; forced: nobody checked that it can boot"
+                } else {
+                    ""
+                };
+                print(json, &doc, &format!("slot {slot} is the default{was}{how}\n"));
             })
         }
         Command::Rollback(a) => {
@@ -181,7 +209,7 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
             .forget(&digest)
             .await
             .map(|()| print(json, &serde_json::json!({"forgotten": true}), "forgotten\n")),
-        Command::VerifySlot { slot } => verify(&mut target, slot, json).await,
+        Command::VerifySlot { slot } => verify(&mut target, slot, place, again).await,
         Command::Configure(a) => configure::run(&mut target, &a, configs, json).await,
         Command::History { limit } => target
             .history(limit)
@@ -230,6 +258,7 @@ async fn watch(target: &mut Target, json: bool) -> Result<()> {
 
 async fn stage(target: &mut Target, a: StageArgs, json: bool) -> Result<()> {
     let request = request(&a)?;
+    let of = request.source.as_ref().and_then(|s| s.from.clone());
     let progress = Progress::new(json);
     let result = target.stage(request, a.no_wait, &progress).await;
     progress.end();
@@ -242,7 +271,14 @@ async fn stage(target: &mut Target, a: StageArgs, json: bool) -> Result<()> {
         target::Staged::Done(r) if a.dry_run => print(
             json,
             &serde_json::json!({"would_stage": true, "digest": r.digest}),
-            "it would be accepted\n",
+            match &of {
+                Some(v1::source::From::File(_)) => {
+                    "it would be accepted; kind and size of the file were looked at, its checksum and its content were not\n"
+                }
+                _ => {
+                    "it would be accepted; nothing was fetched, so the address and what it holds were not looked at\n"
+                }
+            },
         ),
         target::Staged::Done(r) => print(json, &show::staged_json(&r), &show::staged(&r)),
     }
@@ -251,6 +287,11 @@ async fn stage(target: &mut Target, a: StageArgs, json: bool) -> Result<()> {
 
 fn request(a: &StageArgs) -> Result<v1::StageRequest> {
     let usage = |m: String| AgentError::new(Code::InvalidArgument, m);
+    if a.image.is_empty() {
+        return Err(usage(
+            "--image: expected a URL, a file, oci:REFERENCE or slot:A|B, found nothing".to_owned(),
+        ));
+    }
     let from = if let Some(s) = a.image.strip_prefix("slot:") {
         let slot: Slot = s.parse().map_err(usage)?;
         v1::source::From::Slot(v1::Slot::from(slot) as i32)
@@ -264,6 +305,12 @@ fn request(a: &StageArgs) -> Result<v1::StageRequest> {
         let path = std::path::absolute(&a.image).map_err(|e| usage(format!("{}: {e}", a.image)))?;
         v1::source::From::File(path.to_string_lossy().into_owned())
     };
+    if a.limit_rate.is_some() && matches!(from, v1::source::From::File(_) | v1::source::From::Slot(_)) {
+        return Err(usage(
+            "--limit-rate is for downloads: files and slots of this machine are read as fast as they come"
+                .to_owned(),
+        ));
+    }
     if a.sha256.is_empty() && !matches!(from, v1::source::From::Slot(_) | v1::source::From::Oci(_)) {
         return Err(usage(
             "--sha256 HEX is needed: the SHA-256 of the file".to_owned(),
@@ -301,9 +348,15 @@ fn certificate(path: Option<&camino::Utf8Path>) -> Result<String> {
         .map_err(|e| AgentError::new(Code::InvalidArgument, format!("{p}: {e}")))
 }
 
-async fn verify(target: &mut Target, slot: Option<Slot>, json: bool) -> Result<()> {
-    let progress = std::sync::Arc::new(Progress::new(json));
-    let report: std::sync::Arc<dyn Report> = progress.clone();
+async fn verify(
+    target: &mut Target,
+    slot: Option<Slot>,
+    place: &Where,
+    handle: tokio::runtime::Handle,
+) -> Result<()> {
+    let json = place.json;
+    let progress = Arc::new(Progress::new(json));
+    let report: Arc<dyn Report> = progress.clone();
     let r = target.verify_slot(slot, report).await;
     progress.end();
     let r = r?;
@@ -316,6 +369,20 @@ async fn verify(target: &mut Target, slot: Option<Slot>, json: bool) -> Result<(
             &format!("slot {name} is {}, as recorded\n", r.image_sha256),
         );
         return Ok(());
+    }
+    if place.disk.is_some() {
+        // So far it only looked. Whoever can write the state makes sure that this slot is not tried.
+        target.close();
+        match Target::open(place, handle, false).await {
+            Ok(mut writer) => {
+                let noted = writer.verify_slot(slot, Arc::new(Progress::new(true))).await;
+                writer.close();
+                if let Err(e) = noted {
+                    eprintln!("os-agent: this could not be noted in the state: {e}");
+                }
+            }
+            Err(e) => eprintln!("os-agent: this could not be noted in the state: {e}"),
+        }
     }
     if json {
         print(json, &doc, "");

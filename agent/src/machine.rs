@@ -135,6 +135,8 @@ pub enum Event {
     Installed(SlotContent),
     /// The slot was read back and equals its record.
     ReadBack,
+    /// A slot that nobody writes reads as this, and not as recorded.
+    Contradicts(Slot, Sha256Digest),
     /// The worker failed.
     WorkFailed(AgentError),
     /// Somebody asks to arm.
@@ -210,6 +212,8 @@ pub struct ActivateAsk {
 /// Asks for a Commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitAsk {
+    /// What the commit rests on, beside the trial.
+    pub proof: Proof,
     /// Id, never empty.
     pub op_id: String,
     /// Who asks.
@@ -218,6 +222,17 @@ pub struct CommitAsk {
     pub digest: Option<Sha256Digest>,
     /// The boot that the caller saw; empty = any.
     pub boot_id: String,
+}
+
+/// Why the slot that is to be the default can be trusted to be a system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// It runs here.
+    Runs,
+    /// Somebody says that it runs (an offline disk); so much of it as its record covers reads as this, `None` = no record.
+    Read(Option<Sha256Digest>),
+    /// Somebody insists.
+    Forced,
 }
 
 /// Asks for a Rollback.
@@ -249,6 +264,8 @@ pub struct CancelAsk {
 /// Asks for a Configure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigureAsk {
+    /// What is asked for, in a form that can be compared.
+    pub order: String,
     /// Id, never empty.
     pub op_id: String,
     /// Who asks.
@@ -464,12 +481,25 @@ impl Node {
 /// # Errors
 /// A refusal: nothing changes and nothing is to be done.
 pub fn step(node: &Node, now: i64, event: Event) -> Result<Step> {
+    let order = ops::order(&event);
+    if let Some(o) = &order {
+        ops::same_order(node, o)?;
+    }
+    let mut step = decide(node, now, event)?;
+    if let Some(o) = order {
+        ops::note(&mut step.node, o);
+    }
+    Ok(step)
+}
+
+fn decide(node: &Node, now: i64, event: Event) -> Result<Step> {
     match event {
         Event::Started { copies, evidence } => Ok(boot::started(node, now, copies, &evidence)),
         Event::Stage(ask) => stage::ask(node, now, &ask),
         Event::FirstWrite => stage::first_write(node),
         Event::Installed(c) => stage::installed(node, now, &c),
         Event::ReadBack => stage::read_back(node, now),
+        Event::Contradicts(slot, found) => Ok(stage::contradicts(node, now, slot, found)),
         Event::WorkFailed(e) => Ok(stage::failed(node, now, &e)),
         Event::Activate(ask) => switch::activate(node, now, &ask),
         Event::ArmFailed(env, e) => Ok(switch::arm_failed(node, now, env, &e)),

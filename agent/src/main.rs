@@ -31,7 +31,10 @@ struct Note {
 fn main() -> ExitCode {
     // Linkers drop data that nothing refers to.
     std::hint::black_box(&MARKER);
-    let args = cli::Cli::parse();
+    let args = match cli::Cli::try_parse() {
+        Ok(a) => a,
+        Err(e) => return cli::usage(&e, std::env::args_os().any(|a| a == "--json")),
+    };
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()

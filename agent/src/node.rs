@@ -62,7 +62,11 @@ fn merge(files: Vec<Utf8PathBuf>, extra: Option<&Utf8Path>) -> Result<Config> {
     for f in files {
         match std::fs::read_to_string(&f) {
             Ok(t) => texts.push((f.into_string(), t)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+                ) => {}
             Err(e) => return Err(bad(&f, &e)),
         }
     }

@@ -94,6 +94,7 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
             format!("{name}: {what} {n} bytes, the slot has {slot_size}; nothing was written"),
         )
     };
+    let mut unpacked = None;
     let mut payload = match packing {
         Packing::Raw => {
             if kind == Kind::Tar {
@@ -110,9 +111,7 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
             Payload::new(Reader::Gzip(Box::new(d)), packing, name.clone())
         }
         Packing::Zstd => {
-            if let Some(n) = zstd_content_size(&outer).filter(|n| *n > slot_size) {
-                return Err(too_large(n, "unpacked, the image has"));
-            }
+            unpacked = zstd_content_size(&outer);
             stream.tap();
             let bad = |e: io::Error| from_io(&name, &e);
             let mut d = zstd::stream::read::Decoder::with_buffer(stream).map_err(bad)?;
@@ -142,6 +141,10 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
         other => return Err(refused(&name, other, true)),
     };
     payload.head = head;
+    // After its kind: a whole disk is too large as well, but that is not what is wrong with it.
+    if let Some(n) = unpacked.filter(|n| *n > slot_size) {
+        return Err(too_large(n, "unpacked, the image has"));
+    }
     if payload.fs_bytes > slot_size {
         return Err(too_large(payload.fs_bytes, "its file system has"));
     }
@@ -290,7 +293,7 @@ impl Payload {
         }
         match &mut self.reader {
             Reader::Raw(r) => r.read(buf),
-            Reader::Gzip(r) => r.read(buf),
+            Reader::Gzip(r) => r.read(buf).map_err(gzip_end),
             Reader::Zstd(r) => r.read(buf),
         }
     }
@@ -336,6 +339,17 @@ impl Read for Payload {
         self.read_some(buf)
             .map_err(|e| io::Error::other(from_io(&self.name, &e)))
     }
+}
+
+/// gzip has no end of its own: what follows is read as a further member, so that garbage looks like one that was cut off.
+fn gzip_end(e: io::Error) -> io::Error {
+    if e.kind() == io::ErrorKind::UnexpectedEof && e.get_ref().is_none_or(|i| !i.is::<AgentError>()) {
+        return io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it ends too early, or bytes that are not gzip follow its end",
+        );
+    }
+    e
 }
 
 /// Gives a decoder's error its code; an error of the download keeps its own.

@@ -2,7 +2,7 @@
 
 use crate::error::{AgentError, Result};
 use crate::fetch::oci::reference;
-use crate::machine::{ActivateAsk, CancelAsk, CommitAsk, RollbackAsk};
+use crate::machine::{ActivateAsk, CancelAsk, CommitAsk, Proof, RollbackAsk};
 use crate::ports::{Location, SourceRequest};
 use crate::state::{Cause, Confirm, OnSilence, OpResult, Operation, Phase};
 use os_proto::codes::Code;
@@ -213,7 +213,7 @@ pub fn activate(r: &v1::ActivateRequest, asked_by: &str) -> Result<ActivateAsk> 
             Ok(_) => Confirm::Local,
             Err(_) => return Err(invalid(format!("confirm: {} is not known", r.confirm))),
         },
-        deadline_secs: r.deadline_secs,
+        deadline_secs: deadline(r.deadline_secs)?,
         on_silence: match v1::OnSilence::try_from(r.on_silence) {
             Ok(v1::OnSilence::Keep) => OnSilence::Keep,
             Ok(_) => OnSilence::Reboot,
@@ -222,12 +222,27 @@ pub fn activate(r: &v1::ActivateRequest, asked_by: &str) -> Result<ActivateAsk> 
     })
 }
 
+/// Shortest and longest span of a trial boot that can be asked for, in seconds; as in a recipe.
+pub const DEADLINE_SECS: std::ops::RangeInclusive<u64> = 60..=86_400;
+
+fn deadline(secs: u64) -> Result<u64> {
+    if secs == 0 || DEADLINE_SECS.contains(&secs) {
+        return Ok(secs);
+    }
+    Err(invalid(format!(
+        "deadline_secs: expected {} to {} seconds (0 = the node's), found {secs}",
+        DEADLINE_SECS.start(),
+        DEADLINE_SECS.end()
+    )))
+}
+
 /// Reads a Commit request.
 ///
 /// # Errors
 /// `InvalidArgument`.
 pub fn commit(r: &v1::CommitRequest, asked_by: &str) -> Result<CommitAsk> {
     Ok(CommitAsk {
+        proof: Proof::Runs,
         op_id: op_id(&r.op_id)?,
         asked_by: asked_by.to_owned(),
         digest: maybe_digest(&r.digest)?,

@@ -15,6 +15,9 @@ use serde_json::Value;
 use std::io::Write;
 use std::process::Command;
 
+#[path = "offline/cases.rs"]
+mod cases;
+
 struct Bench {
     _dir: tempfile::TempDir,
     dir: Utf8PathBuf,

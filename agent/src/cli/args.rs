@@ -17,7 +17,8 @@ Examples:\n  \
 os-agent status\n  \
 os-agent stage --image https://images.example/2/update.img --sha256 9f86…  --version 2\n  \
 os-agent activate --reboot\n  \
-os-agent status --disk system.img --running A      (offline, without a daemon and without root)"
+os-agent status --disk system.img --running A      (offline, without a daemon and without root)\n\n\
+SIGINT and SIGTERM end a running stage: Cancelled, exit code 3; the same command takes it up again."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -32,7 +33,7 @@ pub(crate) struct Where {
     /// Work on this disk image or disk instead of the running node
     #[arg(long, global = true, value_name = "IMAGE", requires = "running")]
     pub(crate) disk: Option<Utf8PathBuf>,
-    /// With --disk: the slot that counts as running and is left alone
+    /// With --disk: the slot that counts as running and is left alone (a and b do as well)
     #[arg(long, global = true, value_name = "A|B", requires = "disk")]
     pub(crate) running: Option<Slot>,
     /// With --disk: the state directory [default: IMAGE.state]
@@ -52,10 +53,22 @@ pub(crate) struct Where {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the agent (started by os-agent.service)
+    #[command(
+        after_help = "Works on the running node only: --disk, --running and --state are refused.\n\nExamples:\n  \
+os-agent serve\n  \
+os-agent serve --config lab.toml --socket /tmp/os-agent.sock"
+    )]
     Serve,
     /// Show the slots, what boots next, and what happened
+    #[command(after_help = "Examples:\n  \
+os-agent status\n  \
+os-agent status --json\n  \
+os-agent status --disk system.img --running A")]
     Status,
     /// Show the status again on every change
+    #[command(after_help = "Examples:\n  \
+os-agent watch\n  \
+os-agent watch --json | jq -r .phase")]
     Watch,
     /// Fetch an image, write it to the inactive slot and read it back
     #[command(after_help = "Examples:\n  \
@@ -64,30 +77,56 @@ os-agent stage --image ./update.img --sha256 $(sha256sum < update.img | cut -d' 
 os-agent stage --image slot:B                       (what slot B holds already)")]
     Stage(StageArgs),
     /// Arm the staged slot: the next boot tries it, up to three times
+    #[command(after_help = "Examples:\n  \
+os-agent activate --reboot\n  \
+os-agent activate --digest 9f86d081… --deadline-secs 600 --reboot\n  \
+os-agent activate --disk system.img --running A")]
     Activate(ActivateArgs),
     /// Make the running slot the default
-    Commit(DigestArg),
+    #[command(after_help = "Examples:\n  \
+os-agent commit\n  \
+os-agent commit --digest 9f86d081…\n  \
+os-agent commit --disk system.img --running B       (slot B must read as recorded)")]
+    Commit(CommitArgs),
     /// End a running trial, take an armed slot back, or go to the other slot
+    #[command(after_help = "Examples:\n  \
+os-agent rollback --reboot\n  \
+os-agent rollback --disk system.img --running A")]
     Rollback(RollbackArgs),
     /// Stop a running stage, or take an armed slot back
+    #[command(after_help = "Examples:\n  \
+os-agent cancel\n  \
+os-agent cancel --op-id job-1")]
     Cancel(CancelArgs),
     /// Allow a digest again that fell back
+    #[command(after_help = "Examples:\n  \
+os-agent forget 9f86d081…")]
     Forget {
         /// SHA-256 as `status` shows it
         digest: String,
     },
     /// Read a slot and compare it with its record
+    #[command(after_help = "Examples:\n  \
+os-agent verify-slot\n  \
+os-agent verify-slot A --json\n  \
+os-agent verify-slot B --disk system.img --running A")]
     VerifySlot {
         /// Which [default: the inactive one]
         slot: Option<Slot>,
     },
     /// List past operations, newest first
+    #[command(after_help = "Examples:\n  \
+os-agent history\n  \
+os-agent history --limit 0 --json")]
     History {
         /// At most so many; 0 = all
         #[arg(long, default_value_t = 20)]
         limit: u32,
     },
     /// Grow PERSIST to the end of the disk (started by its own unit)
+    #[command(after_help = "Examples:\n  \
+os-agent grow-persist\n  \
+os-agent grow-persist --disk system.img --running A   (the partition; its file system grows at boot)")]
     GrowPersist,
     /// Apply settings: KubeOS's `configs` array or an OS resource, YAML or JSON
     #[command(after_help = "Examples:\n  \
@@ -105,6 +144,10 @@ os-agent doctor --repair-state       (when both environment copies are lost)"
     )]
     Doctor(super::doctor::DoctorArgs),
     /// Print everything that a bug report needs as one JSON document
+    #[command(after_help = "Examples:\n  \
+os-agent report > report.json\n  \
+os-agent report etc\n  \
+os-agent report --disk system.img --running A")]
     Report {
         /// Only this part: etc = files of the node that hide what the running image brings to /etc
         what: Option<ReportPart>,
@@ -184,10 +227,10 @@ pub(crate) struct StageArgs {
     /// Also when this digest fell back or failed too often before
     #[arg(long)]
     pub(crate) force: bool,
-    /// Check whether it would be accepted; fetch and change nothing
+    /// Check whether it would be accepted, of a file here also kind and size; fetch and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// At most so many bytes per second (suffixes K, M, G)
+    /// Of a download at most so many bytes per second (suffixes K, M, G)
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(crate) limit_rate: Option<u64>,
     /// Operation id; the same one joins or returns the stored result
@@ -203,7 +246,7 @@ pub(crate) struct ActivateArgs {
     /// The slot must hold this
     #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
     pub(crate) digest: String,
-    /// Span of a trial boot in seconds [default: the node's]
+    /// Span of a trial boot in seconds, 60 to 86400 [default: the node's]
     #[arg(long, value_name = "SECS", default_value_t = 0, hide_default_value = true)]
     pub(crate) deadline_secs: u64,
     /// Who gives the final word on the trial: the gates on the node, or also a call of commit
@@ -218,10 +261,13 @@ pub(crate) struct ActivateArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct DigestArg {
+pub(crate) struct CommitArgs {
     /// The running slot must hold this
     #[arg(long, value_name = "HEX", default_value = "", hide_default_value = true)]
     pub(crate) digest: String,
+    /// With --disk: also a slot that has no record or does not read as recorded
+    #[arg(long, requires = "disk")]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -276,6 +322,19 @@ mod tests {
     #[test]
     fn the_grammar_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_how_it_is_used() {
+        for c in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+            let help = c.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let line = format!("os-agent {}", c.get_name());
+            assert!(
+                help.contains("Examples:") && help.contains(&line),
+                "{}: {help}",
+                c.get_name()
+            );
+        }
     }
 
     #[test]

@@ -44,9 +44,15 @@ impl Progress {
 
     /// Shows how far the work is.
     pub(crate) fn show(&self, p: &v1::Progress) {
-        if self.how == How::Quiet || p.step.is_empty() {
+        if self.how == How::Quiet || (p.step.is_empty() && p.waiting_for.is_empty()) {
             return;
         }
+        let mut p = p.clone();
+        if p.step.is_empty() {
+            // Before the first byte there is no step yet, but a server that does not answer is waited for.
+            "fetch".clone_into(&mut p.step);
+        }
+        let p = &p;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let percent = (p.done_bytes * 100).checked_div(p.total_bytes);
         let text = describe(p, percent);

@@ -3,7 +3,7 @@
 use super::Where;
 use os_agent::engine::Engine;
 use os_agent::error::{AgentError, Result};
-use os_agent::node::{self, OfflineDisk};
+use os_agent::node;
 use os_agent::server::{self, Access, Socket};
 use os_agent::{grow_persist as grow, metrics, notify, sys::discover};
 use os_proto::codes::Code;
@@ -90,8 +90,9 @@ fn log() {
 }
 
 /// Grows PERSIST to the end of the disk.
-pub(crate) async fn grow_persist(offline: Option<&OfflineDisk>) -> Result<()> {
-    let layout = match offline {
+pub(crate) async fn grow_persist(place: &Where) -> Result<()> {
+    let offline = place.offline();
+    let layout = match &offline {
         Some(d) => discover::offline(&d.disk, d.running)?,
         None => discover::online()?,
     };
@@ -99,10 +100,22 @@ pub(crate) async fn grow_persist(offline: Option<&OfflineDisk>) -> Result<()> {
         .await
         .map_err(|e| AgentError::new(Code::Internal, format!("grow-persist: {e}")))??;
     let (before, now) = (grown.partition_before >> 20, grown.partition_now >> 20);
-    if grown.changed() {
-        super::out(&format!("PERSIST grew from {before} to {now} MiB\n"));
+    // The kernel grows a file system only while it is mounted.
+    let later = if grown.fs_now.is_none() {
+        "; its file system grows when the node boots from this disk"
     } else {
-        super::out(&format!("PERSIST ends with the disk already ({now} MiB)\n"));
-    }
+        ""
+    };
+    let text = if grown.changed() {
+        format!("PERSIST grew from {before} to {now} MiB{later}\n")
+    } else {
+        format!("PERSIST ends with the disk already ({now} MiB)\n")
+    };
+    let doc = serde_json::json!({
+        "changed": grown.changed(),
+        "partition_bytes_before": grown.partition_before, "partition_bytes": grown.partition_now,
+        "file_system_bytes_before": grown.fs_before, "file_system_bytes": grown.fs_now,
+    });
+    super::print(place.json, &doc, &text);
     Ok(())
 }

@@ -153,6 +153,19 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
             let _ = writeln!(t, "  kernel: {line}");
         }
     }
+    if let Some(o) = interrupted(s) {
+        let of = if o.digest.is_empty() {
+            String::new()
+        } else {
+            format!(" of {}", o.digest)
+        };
+        let _ = writeln!(
+            t,
+            "interrupted: {}{of}, begun {}, has no result (unless another os-agent works on it now); the same command takes it up again",
+            o.kind,
+            when(o.started_unix)
+        );
+    }
     for d in &s.failed_digests {
         let word = if d.denied { "denied" } else { "not denied" };
         let _ = writeln!(
@@ -171,6 +184,13 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
         let _ = writeln!(t, "problem: {}: {}", p.code, p.message);
     }
     t
+}
+
+/// The last operation, where it has no result and nobody works on it.
+fn interrupted(s: &v1::StatusReply) -> Option<&v1::Operation> {
+    s.operation
+        .as_ref()
+        .filter(|o| o.finished_unix == 0 && s.progress.is_none())
 }
 
 /// `watch` for people: what moves, in one line.
@@ -255,6 +275,7 @@ pub(crate) fn status_json(s: &v1::StatusReply) -> Value {
             "rate_bytes_per_sec": p.rate_bytes_per_sec, "eta_secs": p.eta_secs, "attempt": p.attempt,
             "waiting_for": p.waiting_for,
         })),
+        "interrupted": interrupted(s).is_some(),
         "last_failure": s.last_failure.as_ref().map(|f| json!({
             "code": f.code, "class": f.class, "message": f.message, "at_unix": f.at_unix, "digest": f.digest,
             "cause": cause(f.cause), "last_sign_of_life": f.last_sign_of_life, "tries": f.tries, "slot": slot_json(f.slot),

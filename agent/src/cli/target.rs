@@ -13,6 +13,7 @@ use os_proto::codes::Code;
 use os_proto::layout::Slot;
 use os_proto::v1::{self, stage_event};
 use std::sync::Arc;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Who asks, in the log of an offline disk.
 const OFFLINE: &str = "offline";
@@ -42,6 +43,12 @@ impl Target {
             let lock = if looks {
                 None
             } else {
+                if let Some(why) = ports.store.missing() {
+                    return Err(AgentError::new(
+                        Code::StateWriteFailed,
+                        format!("no place for the state: {why}; name another one with --state"),
+                    ));
+                }
                 let path = disk.state_dir().join("lock");
                 Some(FileLock::try_exclusive(&path)?)
             };
@@ -125,12 +132,12 @@ impl Target {
         }
     }
 
-    pub(crate) async fn commit(&mut self, r: v1::CommitRequest) -> Result<v1::CommitReply> {
+    pub(crate) async fn commit(&mut self, r: v1::CommitRequest, force: bool) -> Result<v1::CommitReply> {
         match self {
             Target::Remote(c) => Ok(c.commit(r).await?.into_inner()),
             Target::Local(e, _) => {
                 let engine = e.clone();
-                let r = blocking(move || engine.commit(&r, OFFLINE)).await?;
+                let r = blocking(move || engine.commit_or_force(&r, OFFLINE, force)).await?;
                 Ok(v1::CommitReply {
                     committed: true,
                     slot: wire::slot_out(r.slot),
@@ -258,13 +265,26 @@ async fn stage_remote(
     }
 }
 
-/// Shows progress until an operation of our own engine ends; Ctrl-C cancels it.
+/// Until SIGINT or SIGTERM.
+async fn stop_asked(term: &mut Option<Signal>) {
+    let Some(term) = term else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = term.recv() => {}
+    }
+}
+
+/// Shows progress until an operation of our own engine ends; SIGINT and SIGTERM cancel it.
 async fn follow(
     engine: &Arc<Engine>,
     begun: Begun,
     progress: &Progress,
 ) -> Result<(String, os_agent::state::OpResult)> {
     if let Begun::Running(h) = &begun {
+        let mut term = signal(SignalKind::terminate()).ok();
         let mut view = h.follow();
         loop {
             let v = view.borrow_and_update().clone();
@@ -274,7 +294,7 @@ async fn follow(
             }
             tokio::select! {
                 c = view.changed() => if c.is_err() { break },
-                _ = tokio::signal::ctrl_c() => {
+                () = stop_asked(&mut term) => {
                     let (engine, target) = (engine.clone(), h.op_id.clone());
                     let r = v1::CancelRequest { target_op_id: target, ..Default::default() };
                     let _ = blocking(move || engine.cancel(&r, OFFLINE)).await;

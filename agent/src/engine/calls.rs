@@ -2,8 +2,8 @@
 
 use super::{Engine, Inner, OpHandle, answer, work::Task};
 use crate::error::{AgentError, Result};
-use crate::machine::{Event, Outcome, StageAsk};
-use crate::ports::{Cancel, Location, Report, SlotDevice};
+use crate::machine::{Event, Outcome, Proof, StageAsk};
+use crate::ports::{Cancel, Location, Report, SlotDevice, SourceRequest};
 use crate::state::{Kind, OpResult, Phase};
 use crate::wire;
 use os_proto::codes::Code;
@@ -63,13 +63,28 @@ impl Engine {
                 _ => None,
             },
         };
-        self.begin_op(
+        let request = task.request.clone();
+        let begun = self.begin_op(
             &mut inner,
             &op_id,
             Kind::Stage,
             Task::Stage(Box::new(task)),
             Event::Stage(ask),
-        )
+        )?;
+        drop(inner);
+        if r.dry_run && matches!(request.location, Location::File(_)) {
+            self.looks_right(request, &op_id)?;
+        }
+        Ok(begun)
+    }
+
+    /// A file that is here: its kind and its size, without reading it whole.
+    fn looks_right(self: &Arc<Self>, mut request: SourceRequest, op_id: &str) -> Result<()> {
+        let slot_size = self.layout.clone()?.inactive()?.size();
+        request.max_bytes = slot_size.saturating_add(super::work::SLACK);
+        let report = self.handle(op_id, Kind::Stage);
+        let download = self.ports.source.open(&request, &Cancel::default(), report)?;
+        crate::payload::open(download, slot_size).map(drop)
     }
 
     /// Arms the staged slot; reads it back first where this process did not.
@@ -162,9 +177,57 @@ impl Engine {
     /// # Errors
     /// Refusals.
     pub fn commit(self: &Arc<Self>, r: &v1::CommitRequest, asked_by: &str) -> Result<OpResult> {
-        let ask = wire::commit(r, asked_by)?;
+        self.commit_or_force(r, asked_by, false)
+    }
+
+    /// As [`Engine::commit`]. On an offline disk nothing runs, so the slot must read back against its record, unless `force`.
+    ///
+    /// # Errors
+    /// Refusals; read errors.
+    pub fn commit_or_force(
+        self: &Arc<Self>,
+        r: &v1::CommitRequest,
+        asked_by: &str,
+        force: bool,
+    ) -> Result<OpResult> {
+        let mut ask = wire::commit(r, asked_by)?;
+        if self.options.offline {
+            ask.proof = if force {
+                Proof::Forced
+            } else {
+                Proof::Read(self.reads_as()?)
+            };
+        }
         let mut inner = self.lock();
         self.apply(&mut inner, Event::Commit(ask)).and_then(answer)
+    }
+
+    /// What the slot that counts as running reads as, as far as its record goes; `None` = not asked or no record.
+    fn reads_as(self: &Arc<Self>) -> Result<Option<Sha256Digest>> {
+        let layout = self.layout.clone()?;
+        let slot = layout.running();
+        let record = {
+            let inner = self.lock();
+            if inner.node.env.is_some_and(|e| e.cur == slot) {
+                return Ok(None);
+            }
+            inner.node.record(slot).cloned()
+        };
+        let Some(record) = record.filter(|r| r.content != os_proto::record::Content::Dirty) else {
+            return Ok(None);
+        };
+        let mut device = self.ports.slots.open_read(&layout, slot)?;
+        if record.image_size > device.size() {
+            return Ok(None);
+        }
+        let report = self.handle("", Kind::Commit);
+        hash(
+            device.as_mut(),
+            record.image_size,
+            &Cancel::default(),
+            report.as_ref(),
+        )
+        .map(Some)
     }
 
     /// Stops running work or disarms.
@@ -222,6 +285,14 @@ impl Engine {
         let mut device = self.ports.slots.open_read(&layout, slot)?;
         let found = hash(device.as_mut(), record.image_size, cancel, report)?;
         let whole = record.content != os_proto::record::Content::Dirty;
+        if whole && found != record.image_sha256 && !self.options.observe {
+            let mut inner = self.lock();
+            // Unless something was written meanwhile.
+            if inner.current.is_none() && inner.node.record(slot) == Some(&record) {
+                inner.installed = None;
+                self.apply(&mut inner, Event::Contradicts(slot, found))?;
+            }
+        }
         Ok(v1::VerifySlotReply {
             slot: wire::slot_out(Some(slot)),
             image_sha256: found.to_string(),

@@ -22,7 +22,7 @@ pub(super) fn load(ports: &Ports, options: &Options, layout: &Result<Layout>) ->
         let code = if loaded.read_only {
             Code::StateTooNew
         } else {
-            Code::StateWriteFailed
+            Code::StateBroken
         };
         problems.push((code, p.clone()));
         if let (Some(t), false, false) = (&text, loaded.read_only, options.observe) {
@@ -46,7 +46,7 @@ pub(super) fn load(ports: &Ports, options: &Options, layout: &Result<Layout>) ->
             }
             Ok(Some(Err(e))) => {
                 problems.push((
-                    Code::StateWriteFailed,
+                    Code::StateBroken,
                     format!("the record of slot {slot} is damaged: {e}"),
                 ));
                 None

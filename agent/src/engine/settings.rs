@@ -8,10 +8,18 @@ use crate::slots::Layout;
 use crate::state::{Kind, OpResult};
 use crate::wire;
 use os_proto::codes::Code;
+use os_proto::digest::Sha256Digest;
 use os_proto::layout::Slot;
 use os_proto::v1;
+use sha2::{Digest, Sha256};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+/// The entries in a form that can be compared; hashed, because values may be secrets.
+fn order(r: &v1::ConfigureRequest) -> String {
+    let sum = Sha256::digest(format!("{:?}", r.configs));
+    format!("entries {}", Sha256Digest(sum.into()))
+}
 
 impl Engine {
     /// Changes settings: all entries of a call or none.
@@ -33,6 +41,7 @@ impl Engine {
         let handle = {
             let mut inner = self.lock();
             let ask = ConfigureAsk {
+                order: order(r),
                 op_id: op_id.clone(),
                 asked_by: asked_by.to_owned(),
             };

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Downloads of one Stage that may start over because the object changed or the stream broke.
 const ATTEMPTS: u32 = 3;
 /// A compressed payload may be larger than the slot by this much.
-const SLACK: u64 = 64 << 20;
+pub(super) const SLACK: u64 = 64 << 20;
 /// Time for the reply to reach the caller before the node goes down.
 const BEFORE_REBOOT: Duration = Duration::from_millis(500);
 

@@ -1,6 +1,7 @@
 //! A payload file on the node.
 
 use crate::error::{AgentError, Result};
+use crate::payload::sniff::{self, Kind};
 use crate::ports::{Cancel, Download};
 use bytes::Bytes;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -34,7 +35,7 @@ pub fn open(path: &Utf8Path, max_bytes: u64, cancel: &Cancel) -> Result<Box<dyn 
     }
     let file = File::open(path).map_err(|e| bad(e.to_string()))?;
     let total = file.metadata().map_err(|e| bad(e.to_string()))?.len();
-    if total > max_bytes {
+    if total > max_bytes && plausible(&file) {
         return Err(AgentError::new(
             Code::SlotTooSmall,
             format!("{path}: {total} bytes, at most {max_bytes} can be a payload for this slot"),
@@ -48,6 +49,15 @@ pub fn open(path: &Utf8Path, max_bytes: u64, cancel: &Cancel) -> Result<Box<dyn 
         done: 0,
         cancel: cancel.clone(),
     }))
+}
+
+/// Whether a file's size is what is wrong with it. Anything that is no payload at all is told by its kind.
+fn plausible(file: &File) -> bool {
+    use std::os::unix::fs::FileExt;
+    let mut head = vec![0; 64 << 10];
+    let n = file.read_at(&mut head, 0).unwrap_or(0);
+    head.truncate(n);
+    !matches!(sniff::sniff(&head), Kind::Known(_))
 }
 
 impl Download for FileDownload {

@@ -291,7 +291,7 @@ impl HttpDownload {
         AgentError::new(
             Code::SlotTooSmall,
             format!(
-                "{}: {bytes} bytes or more, at most {} can be a payload for this slot",
+                "{}: {bytes} bytes or more, at most {} can be a payload for this slot (a whole disk? use update.img, not system.img)",
                 shown(&self.ask.url),
                 self.request.max_bytes
             ),

@@ -24,6 +24,25 @@ pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, eviden
         }
     };
     let mut effects = Vec::new();
+    if let (
+        Ok(EnvCopies {
+            env1: Err(one),
+            env2: Err(two),
+        }),
+        false,
+    ) = (&copies, node.boot.gated)
+    {
+        // Which slot runs is only what somebody says here: too little to make it the default.
+        node.problems.push((
+            Code::EnvLost,
+            format!(
+                "os-state: both copies are lost: env1: {one}; env2: {two}; \"doctor --repair-state\" writes them for the slot of --running"
+            ),
+        ));
+        node.env = None;
+        node.phase = Phase::Idle;
+        return Step::new(node, effects);
+    }
     let found = copies.as_ref().ok().and_then(EnvCopies::effective);
     let env = match copies {
         Ok(copies) => repair(&mut node, running, &copies, &mut effects),
@@ -50,13 +69,19 @@ pub(super) fn started(before: &Node, now: i64, copies: Result<EnvCopies>, eviden
 
 /// The environment that counts; what is wrong with the copies is reported and repaired first.
 fn repair(node: &mut Node, running: Slot, copies: &EnvCopies, effects: &mut Vec<Effect>) -> Env {
+    // Offline, a command that only looks changes nothing.
+    let rebuilt = if node.boot.gated {
+        "was rebuilt"
+    } else {
+        "is not valid; the next command that changes something rebuilds it"
+    };
     let env = match (&copies.env1, &copies.env2) {
         (Ok(a), Ok(b)) if (a.cur, a.try_slot, a.gen_) == (b.cur, b.try_slot, b.gen_) => return *a,
         (Ok(a), second) => {
             if let Err(why) = second {
                 node.problems.push((
                     Code::StateBroken,
-                    format!("os-state: env2 was rebuilt from env1: {why}"),
+                    format!("os-state: env2 {rebuilt} from env1: {why}"),
                 ));
             }
             Env {
@@ -67,7 +92,7 @@ fn repair(node: &mut Node, running: Slot, copies: &EnvCopies, effects: &mut Vec<
         (Err(why), Ok(b)) => {
             node.problems.push((
                 Code::StateBroken,
-                format!("os-state: env1 was rebuilt from env2, without a trial: {why}"),
+                format!("os-state: env1 {rebuilt} from env2, without a trial: {why}"),
             ));
             b.disarmed()
         }

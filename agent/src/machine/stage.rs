@@ -4,14 +4,20 @@ use super::{
     Effect, FALLBACK_BUDGET, Node, Outcome, Running, STAGE_BUDGET, SlotContent, StageAsk, Step, Then, ops,
 };
 use crate::error::{AgentError, Result};
-use crate::state::{FailedStage, Failure, Kind, OpResult, Phase, Staged};
+use crate::state::{FailedStage, Failure, Kind, OpResult, Operation, Phase, Staged};
 use os_proto::codes::{Class, Code};
 use os_proto::digest::Sha256Digest;
+use os_proto::layout::Slot;
 use os_proto::record::{Content, MIN_READER, SCHEMA, SlotRecord};
 
 pub(super) fn ask(node: &Node, now: i64, ask: &StageAsk) -> Result<Step> {
-    if let Some(outcome) = ops::admit(node, &ask.op_id, Kind::Stage)? {
-        return Ok(Step::outcome(node, outcome));
+    match ops::admit(node, &ask.op_id, Kind::Stage)? {
+        // It was done, but something else was staged since: the stored result would be a lie, so it is done again.
+        Some(Outcome::Replay(old)) if old.code.is_empty() && !still_there(node, &old, &ask.digest) => {
+            ops::idle(node)?;
+        }
+        Some(outcome) => return Ok(Step::outcome(node, outcome)),
+        None => {}
     }
     let running = node.running()?;
     let env = node.env()?;
@@ -96,6 +102,14 @@ pub(super) fn ask(node: &Node, now: i64, ask: &StageAsk) -> Result<Step> {
         effects: vec![Effect::SaveState { required: true }, Effect::StartWork],
         outcome: Outcome::Started,
     })
+}
+
+/// Whether the slot that a finished stage wrote holds its image still.
+fn still_there(node: &Node, old: &Operation, digest: &Sha256Digest) -> bool {
+    old.result
+        .slot
+        .and_then(|s| node.whole_record(s))
+        .is_some_and(|r| r.is(digest))
 }
 
 pub(super) fn too_new() -> AgentError {
@@ -259,6 +273,7 @@ fn staged(next: &mut Node, now: i64, run: &Running, digest: Sha256Digest, versio
         unknown: Default::default(),
     });
     next.state.failed_stages.retain(|f| f.digest != digest);
+    ops::mended(next, slot);
     ops::finish(next, now, &run.op_id, Ok(result.clone()));
     if let Some(o) = next.state.operation_mut(&run.op_id) {
         version.clone_into(&mut o.version);
@@ -353,6 +368,53 @@ pub(super) fn failed(node: &Node, now: i64, e: &AgentError) -> Step {
         _ => Phase::Idle,
     };
     next.set_phase(phase);
+    effects.extend([Effect::SaveState { required: false }, Effect::Reply]);
+    Step::new(next, effects)
+}
+
+/// A slot reads differently from its record: it is not staged any more and is not tried. The running slot's record stays, for
+/// it is what the node is known by.
+pub(super) fn contradicts(node: &Node, now: i64, slot: Slot, found: Sha256Digest) -> Step {
+    let mut next = node.clone();
+    let Some(record) = node.whole_record(slot).cloned() else {
+        return Step::new(next, Vec::new());
+    };
+    let mut failure = Failure::of(
+        Code::MediumCorrupt,
+        format!(
+            "slot {slot} reads as {found}, recorded is {}",
+            record.image_sha256
+        ),
+        now,
+    );
+    failure.slot = Some(slot);
+    failure.digest = record.shown().to_string();
+    let message = failure.message.clone();
+    next.state.last_failure = Some(failure);
+    let mut effects = Vec::new();
+    if node.running().is_ok_and(|r| r != slot) && node.running_op.is_none() {
+        if let (Phase::Armed, Some(env)) = (node.phase, node.env) {
+            if let Some(id) = node.state.armed.as_ref().map(|a| a.op_id.clone()) {
+                ops::remark(&mut next, &id, format!("disarmed: {message}"));
+            }
+            effects.push(next.take_back(env));
+        }
+        next.verified = None;
+        next.state.staged = None;
+        if matches!(node.phase, Phase::Armed | Phase::Staged) {
+            next.set_phase(Phase::Idle);
+        }
+        let record = SlotRecord {
+            content: Content::Dirty,
+            ..record
+        };
+        next.set_record(slot, record.clone());
+        effects.push(Effect::SaveRecord {
+            slot,
+            record: Box::new(record),
+            required: false,
+        });
+    }
     effects.extend([Effect::SaveState { required: false }, Effect::Reply]);
     Step::new(next, effects)
 }

@@ -1,9 +1,10 @@
 //! Arm and commit: the ways forward.
 
-use super::{ActivateAsk, ArmAsk, CommitAsk, Effect, Node, Outcome, Running, Step, Then, ops, stage};
+use super::{ActivateAsk, ArmAsk, CommitAsk, Effect, Node, Outcome, Proof, Running, Step, Then, ops, stage};
 use crate::error::{AgentError, Result};
 use crate::state::{Armed, Failure, Kind, OpResult, Phase};
 use os_proto::codes::Code;
+use os_proto::digest::Sha256Digest;
 use os_proto::env_block::Env;
 use os_proto::layout::Slot;
 
@@ -190,6 +191,7 @@ pub(super) fn arm(mut next: Node, now: i64, op_id: &str, ask: &ArmAsk) -> Result
         o.reboots = u32::from(ask.reboot);
     }
     next.running_op = None;
+    ops::mended(&mut next, ask.slot);
     next.set_phase(Phase::Armed);
     let armed = env.armed(ask.slot);
     next.env = Some(armed);
@@ -367,6 +369,9 @@ pub(super) fn commit(node: &Node, now: i64, ask: &CommitAsk) -> Result<Step> {
             ),
         ));
     }
+    if let Proof::Read(found) = ask.proof {
+        is_a_system(node, running, found)?;
+    }
     let mut next = node.clone();
     ops::open(
         &mut next,
@@ -383,6 +388,31 @@ pub(super) fn commit(node: &Node, now: i64, ask: &CommitAsk) -> Result<Step> {
     ops::finish(&mut next, now, &ask.op_id, Ok(result.clone()));
     let effects = commit_effects(&mut next, running, env);
     Ok(Step::done(next, effects, result))
+}
+
+/// Nothing runs on an offline disk: only a slot that reads as its record says may be the default.
+fn is_a_system(node: &Node, slot: Slot, found: Option<Sha256Digest>) -> Result<()> {
+    let Some(record) = node.whole_record(slot) else {
+        return Err(refuse(
+            Code::NotStaged,
+            format!(
+                "slot {slot} holds {}: nothing says that it can boot. Stage an image, or give the state directory that has the \
+                 slot's record (of a factory image: os-agent/ on its PERSIST, with --state), or commit it all the same with --force",
+                node.shown(slot)
+            ),
+        ));
+    };
+    match found {
+        Some(f) if f == record.image_sha256 => Ok(()),
+        _ => Err(refuse(
+            Code::ChecksumMismatch,
+            format!(
+                "slot {slot} reads as {}, recorded is {}: stage it anew, or commit it all the same with --force",
+                found.map_or_else(|| "something else".to_owned(), |f| f.to_string()),
+                record.image_sha256
+            ),
+        )),
+    }
 }
 
 /// Commit, read back, then the state.
@@ -410,6 +440,12 @@ pub(super) fn settle_commit(next: &mut Node, running: Slot, armed: &Armed) {
     if armed.slot == running {
         ops::remark(next, &armed.op_id, format!("slot {running} is committed"));
         next.state.own_etc = Some(running.other());
+        // Whatever failed before, this slot or its image, is over.
+        let over =
+            |f: &Failure| f.slot == Some(running) || armed.digest.is_some_and(|d| f.digest == d.to_string());
+        if next.state.last_failure.as_ref().is_some_and(over) {
+            next.state.last_failure = None;
+        }
         if let Some(d) = armed.digest {
             next.state.failed_digests.retain(|f| f.digest != d);
             next.state.failed_stages.retain(|f| f.digest != d);

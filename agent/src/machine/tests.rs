@@ -283,6 +283,63 @@ fn rows_of_an_agent_start() {
 }
 
 #[test]
+fn an_operation_id_belongs_to_one_order() {
+    let idle = start(&node(Slot::A, "b1", false), Env::committed(Slot::A, 1), None).node;
+    let busy = step(&idle, 100, stage("s", 2)).unwrap().node;
+    assert_eq!(step(&busy, 100, stage("s", 2)).unwrap().outcome, Outcome::Joined);
+    assert_eq!(
+        step(&busy, 100, stage("s", 3)).unwrap_err().code,
+        Code::InvalidArgument
+    );
+    // What an older agent wrote has the digest alone.
+    let mut old = staged();
+    old.state.operations[0].order.clear();
+    assert_eq!(
+        step(&old, 100, stage("s", 3)).unwrap_err().code,
+        Code::InvalidArgument
+    );
+    assert!(matches!(
+        step(&old, 100, stage("s", 2)).unwrap().outcome,
+        Outcome::Replay(_)
+    ));
+    // A reboot that the first order did not ask for is another order.
+    let armed = step(&staged(), 100, activate("a", false)).unwrap().node;
+    assert!(matches!(
+        step(&armed, 100, activate("a", false)).unwrap().outcome,
+        Outcome::Replay(_)
+    ));
+    assert_eq!(
+        step(&armed, 100, activate("a", true)).unwrap_err().code,
+        Code::InvalidArgument
+    );
+}
+
+#[test]
+fn a_stage_whose_slot_holds_something_else_by_now_runs_again() {
+    let mut n = staged();
+    n = step(&n, 100, stage("t", 3)).unwrap().node;
+    n = step(&n, 100, Event::FirstWrite).unwrap().node;
+    n = step(&n, 100, installed(3)).unwrap().node;
+    let again = step(&n, 200, stage("s", 2)).unwrap();
+    assert_eq!(again.outcome, Outcome::Started);
+    let last = again.node.state.operations.last().unwrap();
+    assert_eq!(
+        (last.op_id.as_str(), last.started_unix, last.finished_unix),
+        ("s", 200, 0)
+    );
+    assert_eq!(again.node.state.operations.len(), 2);
+}
+
+#[test]
+fn an_armed_slot_that_contradicts_its_record_is_disarmed() {
+    let s = step(&armed(), 200, Event::Contradicts(Slot::B, digest(9))).unwrap();
+    assert!(matches!(s.effects[0], Effect::Disarm(e) if e.try_slot.is_none()));
+    assert_eq!(s.node.record(Slot::B).unwrap().content, Content::Dirty);
+    assert_eq!((s.node.phase, &s.node.state.staged), (Phase::Idle, &None));
+    assert_eq!(s.node.state.last_failure.unwrap().code, "MediumCorrupt");
+}
+
+#[test]
 fn rows_of_a_trial() {
     let env = Env {
         left: Some(2),
@@ -821,6 +878,7 @@ impl World {
             }
             Act::Activate(n, reboot) => self.event(activate(&format!("a{n}"), *reboot)),
             Act::Commit => self.event(Event::Commit(CommitAsk {
+                proof: Proof::Runs,
                 op_id: op,
                 asked_by: String::new(),
                 digest: None,

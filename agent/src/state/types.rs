@@ -149,6 +149,9 @@ pub struct Operation {
     /// The digest it is about, as given.
     #[serde(default)]
     pub digest: String,
+    /// The arguments that decide what it does; the same id with others is refused. Empty = an older agent wrote it.
+    #[serde(default)]
+    pub order: String,
     /// Version it is about, where known.
     #[serde(default)]
     pub version: String,

@@ -243,6 +243,16 @@ impl BlockRegion {
     fn fail(&self, what: &str, at: u64, e: &std::io::Error) -> AgentError {
         let code = match Errno::from_io_error(e) {
             Some(Errno::IO | Errno::REMOTEIO | Errno::ILSEQ | Errno::NODATA) => Code::MediumCorrupt,
+            Some(Errno::NOSPC | Errno::DQUOT) => {
+                return AgentError::new(
+                    Code::SlotTooSmall,
+                    format!(
+                        "{} ({}): {what} at byte {at}: {e}: what lies below the slot is full (a thin volume, or the file system of \
+                         the image file); make room there and repeat",
+                        self.path, self.name
+                    ),
+                );
+            }
             _ => Code::Internal,
         };
         AgentError::new(

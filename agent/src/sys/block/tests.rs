@@ -75,3 +75,16 @@ fn a_region_that_no_longer_fits_is_refused() {
     std::fs::remove_file(&path).unwrap();
     assert_eq!(open_slot(&region).err().unwrap().code, Code::Internal);
 }
+
+#[test]
+fn a_full_medium_is_told_as_such_and_not_as_a_fault_of_ours() {
+    let (_dir, _path, region) = image();
+    let dev = open_durable(&region).unwrap();
+    for errno in [Errno::NOSPC, Errno::DQUOT] {
+        let e = dev.fail("write", 4096, &errno.into());
+        assert_eq!((e.code, e.code.exit_code()), (Code::SlotTooSmall, 3));
+        assert!(e.message.contains("make room"), "{e}");
+    }
+    assert_eq!(dev.fail("write", 0, &Errno::IO.into()).code, Code::MediumCorrupt);
+    assert_eq!(dev.fail("write", 0, &Errno::PERM.into()).code, Code::Internal);
+}
