@@ -70,12 +70,14 @@ impl Dice {
     }
 }
 
+/// A budget: app, allowed, healthy (current, desired), AlwaysAllow, how many budgets select it.
+type Budget = (String, i32, (i32, i32), bool, u32);
+
 /// What is on both nodes, and how both are drained.
 #[derive(Debug)]
 struct State {
     pods: Vec<(String, Value)>,
-    /// app, allowed, healthy (current, desired), AlwaysAllow, how many budgets select it.
-    budgets: Vec<(String, i32, (i32, i32), bool, u32)>,
+    budgets: Vec<Budget>,
     empty_dir: bool,
     force: bool,
     grace: i64,
@@ -468,10 +470,9 @@ async fn report_20(b: &Bench<'_>) -> Result<()> {
     front.unrule(list);
     ensure!(matches!(out, Outcome::TimedOut(_)), "LIST answers 500: {out:?}");
     ensure!(
-        b.server("r20")
+        !b.server("r20")
             .is_empty(&Policy::from(&NodePolicy::default()))
-            .await?
-            == false,
+            .await?,
         "not empty"
     );
     for code in [500, 503, 504, 403] {
