@@ -10,6 +10,7 @@ pub mod containerd;
 pub mod document;
 pub mod effect;
 pub mod grub;
+mod in_place;
 mod keypath;
 pub mod kubelet;
 pub mod limits;

@@ -2,28 +2,29 @@
 
 mod text;
 
-use super::tree::{self, Decision};
-use super::{Item, Op, Verdict, keypath};
+use super::in_place::Format;
+use super::{Item, Op, Verdict};
 use serde_json::Value;
 
-/// Applies entries to the file's text, in order. Each change is made in the text itself and believed only when the new text
-/// parses to exactly what was meant.
+const TOML: Format = Format {
+    parse,
+    apply: text::apply,
+    value: |i| match i.op {
+        Op::Set => possible(&i.value),
+        Op::Delete => Ok(()),
+    },
+    root: |_| Ok(()),
+    obstacle: "a notation there that is not understood",
+};
+
+/// Applies entries to the file's text, in order.
 pub(super) fn edit(old: &str, items: &[&Item]) -> (String, Vec<Verdict>) {
-    let mut text = if old.trim().is_empty() {
+    let start = if old.trim().is_empty() {
         format!("{old}{}", version_line(items))
     } else {
         old.to_owned()
     };
-    let verdicts: Vec<Verdict> = items
-        .iter()
-        .map(|i| entry(&mut text, i).unwrap_or_else(Verdict::rejected))
-        .collect();
-    if let (Ok(a), Ok(b)) = (parse(old), parse(&text))
-        && a == b
-    {
-        return (old.to_owned(), verdicts);
-    }
-    (text, verdicts)
+    TOML.edit(old, start, items)
 }
 
 /// A new file must say which version its plugin names are of: without that containerd takes it for version 1.
@@ -57,31 +58,4 @@ fn possible(v: &Value) -> Result<(), String> {
         )),
         Value::Number(_) | Value::Bool(_) | Value::String(_) => Ok(()),
     }
-}
-
-fn entry(text: &mut String, item: &Item) -> Result<Verdict, String> {
-    let path = keypath::parse(&item.key)?;
-    if item.op == Op::Set {
-        possible(&item.value)?;
-    }
-    let before = parse(text)?;
-    let edit = match tree::decide(&before, &path, item.op, &item.value)? {
-        Decision::Nothing(why) => return Ok(Verdict::unchanged(why)),
-        Decision::Do(e) => e,
-    };
-    let mut meant = before;
-    tree::perform(&mut meant, &edit);
-    let new = text::apply(text, &edit)?;
-    if parse(&new).as_ref() != Ok(&meant) {
-        return Err(format!(
-            "{} cannot be changed in place: the file uses a notation there that is not understood; change it by hand",
-            keypath::show(&path)
-        ));
-    }
-    *text = new;
-    Ok(Verdict::changed(match edit {
-        tree::Edit::Set(..) => "",
-        tree::Edit::Append(..) => "added to the list",
-        tree::Edit::Delete(_) => "deleted",
-    }))
 }
