@@ -5,6 +5,7 @@
 //! line, mount and table must name the same slot; anything else is refused with the reason.
 
 mod decide;
+mod in_memory;
 
 pub use decide::{discover, offline};
 

@@ -11,16 +11,14 @@
 use crate::engine::Ports;
 use crate::error::{AgentError, Result};
 use crate::evidence::Sign;
-use crate::gpt_table::Entry;
 use crate::ports::{Bootloader, EnvCopies, SlotDevice, Slots, StateStore};
-use crate::slots::{self, DiskFact, Layout, OpenSlot, TableFact};
+use crate::slots::{self, DiskFact, Layout, OpenSlot};
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
 use os_proto::env_block::{self, Env};
-use os_proto::layout::{Arch, MIB, Role, Slot};
+use os_proto::layout::{MIB, Slot};
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard};
-use uuid::Uuid;
 
 mod node;
 mod parts;
@@ -181,37 +179,7 @@ impl Default for MemDisk {
 
 impl Slots for MemDisk {
     fn layout(&self) -> Result<Layout> {
-        let mut at = MIB;
-        let entries = [Role::Boot, Role::OsState, Role::RootA, Role::RootB, Role::Persist]
-            .into_iter()
-            .map(|role| {
-                let size = match role {
-                    Role::RootA | Role::RootB => SLOT_BYTES,
-                    _ => 2 * MIB,
-                };
-                let e = Entry {
-                    number: role.number(),
-                    name: role.name().to_owned(),
-                    type_guid: role.type_guid(Arch::X86_64),
-                    part_uuid: Uuid::from_u128(u128::from(role.number())),
-                    start: at,
-                    size,
-                };
-                at += size;
-                e
-            })
-            .collect();
-        let disk = DiskFact {
-            node: "/dev/memory".into(),
-            dev: None,
-            size: at + MIB,
-            sector_size: 512,
-            table: TableFact::Gpt {
-                entries,
-                primary_damage: None,
-            },
-            nodes: Vec::new(),
-        };
+        let disk = DiskFact::in_memory("/dev/memory", SLOT_BYTES, 512);
         slots::offline(&disk, self.running())
     }
 

@@ -13,7 +13,6 @@ use os_proto::layout::MIB;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -21,16 +20,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+mod common;
+
+use common::Ran;
+
 struct Bench {
     _dir: tempfile::TempDir,
     dir: Utf8PathBuf,
     disk: Utf8PathBuf,
-}
-
-struct Ran {
-    exit: i32,
-    stdout: String,
-    stderr: String,
 }
 
 impl Bench {
@@ -67,25 +64,11 @@ impl Bench {
     }
 
     fn run(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
-        let out = self.command(args).envs(env.iter().copied()).output().unwrap();
-        Ran {
-            exit: out.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
-        }
+        Ran::from(self.command(args).envs(env.iter().copied()).output().unwrap())
     }
 
     fn journal(&self) -> Vec<u8> {
         std::fs::read(self.dir.join("disk.img.state/stage.journal")).unwrap_or_default()
-    }
-}
-
-impl Ran {
-    #[track_caller]
-    fn json(&self) -> Value {
-        assert_eq!(self.exit, 0, "{}{}", self.stdout, self.stderr);
-        serde_json::from_str(self.stdout.lines().collect::<Vec<_>>().join("\n").as_str())
-            .unwrap_or_else(|e| panic!("{e}: {}{}", self.stdout, self.stderr))
     }
 }
 
@@ -230,14 +213,14 @@ fn t2_killed_at_half_it_fetches_at_most_half_and_4_mib_more() {
 
     s.stall.store(u64::MAX, Ordering::SeqCst);
     s.sent.store(0, Ordering::SeqCst);
-    let r = b.run(&args, &[]).json();
+    let r = b.run(&args, &[]).good();
     assert_eq!(r["image_sha256"], sum.as_str());
     assert_eq!(r["version"], "2");
     let more = s.sent.load(Ordering::SeqCst);
     assert!(more <= 8 * MIB + 4 * MIB, "{more} bytes after the kill");
     assert!(r["written_bytes"].as_u64().unwrap() <= 10 * MIB, "{r}");
     assert!(b.journal().is_empty(), "nothing is left behind");
-    assert_eq!(b.run(&["verify-slot", "B"], &[]).json()["ok"], true);
+    assert_eq!(b.run(&["verify-slot", "B"], &[]).good()["ok"], true);
 }
 
 /// Tunnels for a TLS server that answers to images.test.
@@ -347,7 +330,7 @@ fn t9_proxies_tunnel_https_and_are_passed_by_where_they_must_be() {
         &ca,
     ];
     let r = b.run(&stage, &[("HTTPS_PROXY", &at)]);
-    assert_eq!(r.json()["version"], "2");
+    assert_eq!(r.good()["version"], "2");
     let asked = p.asked.lock().unwrap().join("");
     assert!(asked.starts_with("CONNECT images.test:443 "), "{asked}");
     assert!(
@@ -380,7 +363,7 @@ fn t9_proxies_tunnel_https_and_are_passed_by_where_they_must_be() {
     // Loopback is never asked for through a proxy.
     let s = serve(body);
     let args = ["stage", "--image", &s.url, "--sha256", &sum, "--allow-http"];
-    b2.run(&args, &[("HTTP_PROXY", &at), ("HTTPS_PROXY", &at)]).json();
+    b2.run(&args, &[("HTTP_PROXY", &at), ("HTTPS_PROXY", &at)]).good();
     assert!(p.asked.lock().unwrap().is_empty());
 
     // Plain http through a proxy, where it is permitted.
@@ -393,7 +376,7 @@ fn t9_proxies_tunnel_https_and_are_passed_by_where_they_must_be() {
         &sum,
         "--allow-http",
     ];
-    b3.run(&args, &[("HTTP_PROXY", &at)]).json();
+    b3.run(&args, &[("HTTP_PROXY", &at)]).good();
     assert!(
         p.asked
             .lock()
@@ -472,7 +455,7 @@ fn an_image_from_a_registry_is_staged_by_its_manifest_digest() {
     let reference = format!("oci:{host}/os/blue@sha256:{pin}");
     let r = b
         .run(&["stage", "--image", &reference, "--allow-http"], &[])
-        .json();
+        .good();
     assert_eq!(
         (r["version"].as_str(), r["digest"].as_str()),
         (Some("3"), Some(pin.as_str()))
@@ -480,7 +463,7 @@ fn an_image_from_a_registry_is_staged_by_its_manifest_digest() {
     // The slot is known by the manifest's digest from now on.
     let again = b
         .run(&["stage", "--image", &reference, "--allow-http"], &[])
-        .json();
+        .good();
     assert_eq!(again["already_staged"], true);
     let wrong = format!("docker://{host}/os/blue@sha256:{}", sha256(b"other"));
     let r = b.run(&["stage", "--image", &wrong, "--allow-http"], &[]);
@@ -532,12 +515,12 @@ fn an_archive_is_staged_verified_and_known_again() {
         "--version",
         "KubeOS 7",
     ];
-    let r = b.run(&args, &[]).json();
+    let r = b.run(&args, &[]).good();
     assert_eq!(
         (r["version"].as_str(), r["slot"].as_str()),
         (Some("7"), Some("B"))
     );
-    assert_eq!(b.run(&["verify-slot", "B"], &[]).json()["ok"], true);
-    assert_eq!(b.run(&args, &[]).json()["already_staged"], true);
-    assert_eq!(b.run(&["activate"], &[]).json()["slot"], "B");
+    assert_eq!(b.run(&["verify-slot", "B"], &[]).good()["ok"], true);
+    assert_eq!(b.run(&args, &[]).good()["already_staged"], true);
+    assert_eq!(b.run(&["activate"], &[]).good()["slot"], "B");
 }

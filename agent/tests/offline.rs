@@ -17,23 +17,14 @@ use std::process::Command;
 
 #[path = "offline/cases.rs"]
 mod cases;
+mod common;
+
+use common::Ran;
 
 struct Bench {
     _dir: tempfile::TempDir,
     dir: Utf8PathBuf,
     disk: Utf8PathBuf,
-}
-
-struct Ran {
-    exit: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ran {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", self.stdout, self.stderr))
-    }
 }
 
 impl Bench {
@@ -69,11 +60,7 @@ impl Bench {
             .args(["--disk", self.disk.as_str(), "--running", running, "--json"])
             .output()
             .unwrap();
-        Ran {
-            exit: out.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
-        }
+        Ran::from(out)
     }
 
     fn run(&self, args: &[&str]) -> Ran {

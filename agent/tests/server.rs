@@ -7,7 +7,7 @@
 )]
 
 use camino::Utf8PathBuf;
-use os_agent::client;
+use os_agent::client::{self, Client};
 use os_agent::error::AgentError;
 use os_agent::server::{Access, Socket, serve};
 use os_agent::testing::Node;
@@ -41,8 +41,9 @@ async fn start(node: &Node) -> Served {
     }
 }
 
-/// Drains a Stage stream.
-async fn drain(mut s: tonic::Streaming<v1::StageEvent>) -> Result<v1::StageResult, AgentError> {
+/// Stages, and follows the stream to its end.
+async fn staged(c: &mut Client, request: v1::StageRequest) -> Result<v1::StageResult, AgentError> {
+    let mut s = c.stage(request).await?.into_inner();
     loop {
         match s.message().await?.and_then(|e| e.event) {
             Some(stage_event::Event::Progress(_)) => {}
@@ -73,28 +74,14 @@ async fn calls_reach_the_engine_and_errors_keep_their_codes() {
     assert_eq!((status.phase(), status.running()), (v1::Phase::Idle, v1::Slot::A));
     assert_eq!(status.version_id, "1");
 
-    let r = drain(
-        c.stage(node.stage_request("2", "op-1"))
-            .await
-            .unwrap()
-            .into_inner(),
-    )
-    .await
-    .unwrap();
+    let r = staged(&mut c, node.stage_request("2", "op-1")).await.unwrap();
     assert_eq!((r.version.as_str(), r.slot()), ("2", v1::Slot::B));
-    let again = drain(
-        c.stage(node.stage_request("2", "op-1"))
-            .await
-            .unwrap()
-            .into_inner(),
-    )
-    .await
-    .unwrap();
+    let again = staged(&mut c, node.stage_request("2", "op-1")).await.unwrap();
     assert_eq!((again.op_id, again.image_sha256), (r.op_id, r.image_sha256));
 
     let mut bad = node.stage_request("3", "");
     bad.checksum = "00".repeat(32);
-    let e = drain(c.stage(bad).await.unwrap().into_inner()).await.unwrap_err();
+    let e = staged(&mut c, bad).await.unwrap_err();
     assert_eq!(e.code, Code::ChecksumMismatch);
     let e: AgentError = c
         .activate(v1::ActivateRequest::default())
@@ -169,14 +156,7 @@ async fn dropping_the_stream_does_not_cancel_and_watch_follows() {
     let e = drain_or(c.stage(node.stage_request("3", "op-2")).await).unwrap_err();
     assert_eq!(AgentError::from(e).code, Code::Busy);
     node.source.hold(false);
-    let joined = drain(
-        c.stage(node.stage_request("2", "op-1"))
-            .await
-            .unwrap()
-            .into_inner(),
-    )
-    .await
-    .unwrap();
+    let joined = staged(&mut c, node.stage_request("2", "op-1")).await.unwrap();
     assert_eq!(joined.version, "2");
     let seen = tokio::time::timeout(Duration::from_secs(20), async {
         loop {

@@ -2,20 +2,18 @@
 
 use super::medium::{JOURNAL, Medium, Op, Region};
 use crate::error::{AgentError, Result};
-use crate::gpt_table::Entry;
 use crate::ports::{
     Cancel, Clock, Download, HookOutcome, Host, JournalStore, OsRelease, Report, SlotDevice, Slots, Source,
     SourceRequest, StateStore,
 };
-use crate::slots::{self, DiskFact, Layout, OpenSlot, TableFact};
+use crate::slots::{self, DiskFact, Layout, OpenSlot};
 use bytes::Bytes;
 use camino::Utf8PathBuf;
 use os_proto::codes::Code;
-use os_proto::layout::{Arch, MIB, OS_STATE_SIZE, Role, Slot};
+use os_proto::layout::Slot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use uuid::Uuid;
 
 const DISK: &str = "/recorded";
 const STATE_FILE: &str = "state.json";
@@ -29,37 +27,7 @@ impl Slots for Disk {
             let m = self.0.lock();
             (m.running, m.live.slots[0].len() as u64)
         };
-        let mut at = MIB;
-        let entries = [Role::Boot, Role::OsState, Role::RootA, Role::RootB, Role::Persist]
-            .into_iter()
-            .map(|role| {
-                let size = match role {
-                    Role::RootA | Role::RootB => slot_size,
-                    _ => OS_STATE_SIZE,
-                };
-                let entry = Entry {
-                    number: role.number(),
-                    name: role.name().to_owned(),
-                    type_guid: role.type_guid(Arch::X86_64),
-                    part_uuid: Uuid::from_u128(u128::from(role.number())),
-                    start: at,
-                    size,
-                };
-                at += size;
-                entry
-            })
-            .collect();
-        let disk = DiskFact {
-            node: DISK.into(),
-            dev: None,
-            size: at + MIB,
-            sector_size: super::medium::SECTOR as u32,
-            table: TableFact::Gpt {
-                entries,
-                primary_damage: None,
-            },
-            nodes: Vec::new(),
-        };
+        let disk = DiskFact::in_memory(DISK, slot_size, super::medium::SECTOR as u32);
         slots::offline(&disk, running)
     }
 
