@@ -106,6 +106,16 @@ pub const fn own_arch() -> Option<Arch> {
 
 /// Ports and options of a running node.
 pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options) {
+    let (ports, options, _) = of_node(handle, config, false);
+    (ports, options)
+}
+
+/// Ports, options and `<state>` of a running node, for looking only.
+pub fn observing(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options, Utf8PathBuf) {
+    of_node(handle, config, true)
+}
+
+fn of_node(handle: tokio::runtime::Handle, config: Config, observe: bool) -> (Ports, Options, Utf8PathBuf) {
     let clock = Arc::new(SystemClock);
     let layout = discover::online();
     let store = node_store(layout.is_ok());
@@ -113,7 +123,8 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
         .as_ref()
         .map_err(Clone::clone)
         .and_then(|l| l.region(Role::Boot));
-    let panics = store.missing().is_none().then(|| store.dir().join("panics"));
+    let state_dir = store.dir().to_owned();
+    let panics = store.missing().is_none().then(|| state_dir.join("panics"));
     let ports = Ports {
         source: Arc::new(Sources::new(
             handle,
@@ -121,7 +132,7 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
             policy(&config.fetch, CREDENTIALS.into()),
         )),
         boot: bootloader(&layout),
-        settings: Arc::new(System::online(store.dir(), boot_part)),
+        settings: Arc::new(System::online(&state_dir, boot_part)),
         store: Arc::new(store),
         slots: Arc::new(Online),
         host: Arc::new(SystemHost::default().archive_panics(panics)),
@@ -130,30 +141,11 @@ pub fn online(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options
     let options = Options {
         config,
         offline: false,
-        observe: false,
+        observe,
         arch: own_arch(),
         limits: crate::write::Limits::default(),
     };
-    (ports, options)
-}
-
-/// Ports and options of a running node for looking only.
-pub fn observing(handle: tokio::runtime::Handle, config: Config) -> (Ports, Options) {
-    let (ports, options) = online(handle, config);
-    let options = Options {
-        observe: true,
-        ..options
-    };
-    (ports, options)
-}
-
-/// `<state>` of a running node.
-pub fn state_dir() -> Utf8PathBuf {
-    if discover::online().is_ok() {
-        Utf8Path::new(PERSIST).join(persist::STATE_DIR)
-    } else {
-        VAR_STATE.into()
-    }
+    (ports, options, state_dir)
 }
 
 /// A disk image or disk that does not run here.

@@ -68,8 +68,7 @@ async fn checks(args: DoctorArgs, place: &Where, handle: tokio::runtime::Handle)
             }
             None => {
                 let config = node::config(extra.as_deref()).unwrap_or_default();
-                let (ports, options) = node::observing(handle, config);
-                (ports, options, node::state_dir())
+                node::observing(handle, config)
             }
         };
         let facts = doctor::look(&Sight {
