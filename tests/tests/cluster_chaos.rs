@@ -16,7 +16,7 @@ use os_e2e::cluster::players::{
 };
 use os_e2e::cluster::server::User;
 use os_e2e::cluster::sim::Sim;
-use os_e2e::cluster::{Action, Audit, Call, Cluster, Options, Rule};
+use os_e2e::cluster::{Action, Audit, Call, Cluster, Dice, Options, Rule};
 use os_proxy::api::{ANN_CORDONED_BY, OS, OSInstance, condition_type, is_true};
 use os_proxy::operator::{LeaseOptions, Options as OperatorOptions, run as run_operator};
 use serde_json::{Value, json};
@@ -38,17 +38,6 @@ fn rollouts() -> usize {
         } else {
             5
         })
-}
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
 }
 
 struct World {
@@ -220,7 +209,7 @@ fn count_calls(calls: &[Call], users: &[&str]) -> (BTreeMap<String, usize>, f64)
 }
 
 async fn chaos(w: Arc<World>, seed: u64) {
-    let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut d = Dice::new(seed);
     for code in [409, 429, 500] {
         w.cluster
             .front

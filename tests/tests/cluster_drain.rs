@@ -19,7 +19,7 @@ use os_e2e::cluster::players::{
 };
 use os_e2e::cluster::server::User;
 use os_e2e::cluster::sim::QUICK;
-use os_e2e::cluster::{Action, Audit, Cluster, Options, Rule};
+use os_e2e::cluster::{Action, Audit, Cases, Cluster, Dice, Options, Rule};
 use os_proxy::api::{NodePolicy, OnDrainTimeout};
 use os_proxy::drain::plan::Tuning;
 use os_proxy::drain::run::{Outcome, Progress, Server, run};
@@ -55,21 +55,6 @@ fn kubectls(cluster: &Cluster) -> Vec<Utf8PathBuf> {
     found
 }
 
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.roll(100) < percent
-    }
-}
-
 /// A budget: app, allowed, healthy (current, desired), AlwaysAllow, how many budgets select it.
 type Budget = (String, i32, (i32, i32), bool, u32);
 
@@ -85,7 +70,7 @@ struct State {
 }
 
 fn random_state(seed: u64) -> State {
-    let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut d = Dice::new(seed);
     let mut s = State {
         pods: Vec::new(),
         budgets: Vec::new(),
@@ -668,21 +653,10 @@ async fn drain_on_a_real_server() {
         cluster: &cluster,
         ours: &ours,
     };
-    let mut failed = Vec::new();
+    let mut cases = Cases::new(&cluster.front, String::new());
     macro_rules! case {
         ($f:ident) => {
-            let started = std::time::Instant::now();
-            let r = $f(&b).await;
-            b.cluster.front.clear();
-            println!(
-                "  {} {} ({:.1} s)",
-                stringify!($f),
-                if r.is_ok() { "ok" } else { "FAILED" },
-                started.elapsed().as_secs_f64()
-            );
-            if let Err(e) = r {
-                failed.push(format!("{}: {e:#}", stringify!($f)));
-            }
+            cases.run(stringify!($f), $f(&b)).await
         };
     }
     case!(answers);
@@ -695,6 +669,7 @@ async fn drain_on_a_real_server() {
     case!(finalizer);
     case!(preflight);
     case!(delete_on_timeout);
+    let mut failed = cases.failures();
     if let Err(e) = oracle(&cluster, &ours).await {
         failed.push(format!("oracle: {e:#}"));
     }

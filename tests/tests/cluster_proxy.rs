@@ -18,7 +18,7 @@ use os_e2e::cluster::players::{
 };
 use os_e2e::cluster::server::User;
 use os_e2e::cluster::sim::Sim;
-use os_e2e::cluster::{Action, Audit, Cluster, Options, Rule};
+use os_e2e::cluster::{Action, Audit, Cases, Cluster, Options, Rule};
 use os_proxy::api::{
     ANN_CORDONED_BY, Desired, INSTANCE_NAMESPACE, LABEL_UPGRADING, OS, OSInstance, OsInstanceStatus, Outcome,
     Phase,
@@ -32,6 +32,15 @@ struct Bench {
     cluster: Cluster,
     admin: kube::Client,
     ours: User,
+}
+
+impl Bench {
+    /// The next read of this OS object takes so long.
+    fn slow_os(&self, name: &str, time: Duration) {
+        self.cluster
+            .front
+            .rule(Rule::on("get", "os", Action::Delay(time)).named(name).times(1));
+    }
 }
 
 fn policy() -> Value {
@@ -288,11 +297,7 @@ async fn foreign_cordon(b: &Bench) -> Result<()> {
     s.sim.start_proxy();
     s.staged("2").await?;
     // The OS object is read right before the cordon: while that takes its time, a human is faster.
-    b.cluster.front.rule(
-        Rule::on("get", "os", Action::Delay(Duration::from_secs(3)))
-            .named("foreign")
-            .times(1),
-    );
+    b.slow_os("foreign", Duration::from_secs(3));
     s.grant("2", "foreign-1", 120).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     b.cluster.kubectl(&["cordon", "foreign"]).await?;
@@ -390,11 +395,7 @@ async fn no_grant_no_cordon(b: &Bench) -> Result<()> {
     let mut s = Story::new(b, "nogrant").await?;
     s.sim.start_proxy();
     s.staged("2").await?;
-    b.cluster.front.rule(
-        Rule::on("get", "os", Action::Delay(Duration::from_secs(2)))
-            .named("nogrant")
-            .times(1),
-    );
+    b.slow_os("nogrant", Duration::from_secs(2));
     s.grant("2", "nogrant-1", 60).await?;
     s.revoke().await?;
     let r = s.result("nogrant-1").await?;
@@ -598,23 +599,10 @@ async fn a_nodes_way_through_updates() {
     };
     let _kubelets = kubelets(b.admin.clone());
     let only = std::env::var("SLIPWAY_CASE").unwrap_or_default();
-    let mut failed = Vec::new();
+    let mut cases = Cases::new(&b.cluster.front, only);
     macro_rules! case {
         ($f:ident) => {
-            if only.is_empty() || only == stringify!($f) {
-                let started = std::time::Instant::now();
-                let r = $f(&b).await;
-                b.cluster.front.clear();
-                println!(
-                    "  {} {} ({:.1} s)",
-                    stringify!($f),
-                    if r.is_ok() { "ok" } else { "FAILED" },
-                    started.elapsed().as_secs_f64()
-                );
-                if let Err(e) = r {
-                    failed.push(format!("{}: {e:#}", stringify!($f)));
-                }
-            }
+            cases.run(stringify!($f), $f(&b)).await
         };
     }
     case!(upgrade);
@@ -628,5 +616,6 @@ async fn a_nodes_way_through_updates() {
     case!(withdrawn);
     case!(wrong_checksum);
     case!(killed_at_every_call);
+    let failed = cases.failures();
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }

@@ -5,6 +5,7 @@
 
 pub mod assets;
 pub mod audit;
+pub mod cases;
 pub mod front;
 pub mod players;
 pub mod server;
@@ -12,6 +13,7 @@ pub mod sim;
 
 pub use assets::{Assets, Found};
 pub use audit::{Audit, Call};
+pub use cases::{Cases, Dice};
 pub use front::{Action, Front, Rule};
 pub use server::{Cluster, Options};
 
