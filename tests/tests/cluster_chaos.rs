@@ -139,7 +139,7 @@ fn check_log(audit: &Audit, proxy: &str, operator: &str) -> Result<(usize, usize
     let mut most = 0;
     let mut grants_seen = BTreeSet::new();
     let mut before: BTreeSet<(String, u64)> = BTreeSet::new();
-    for c in audit.calls.iter().filter(|c| c.ok() && c.is_write()) {
+    for c in audit.calls.iter().filter(|c| c.changed()) {
         if c.resource == "nodes" && (c.user == proxy || c.user == operator) {
             let mark = c
                 .request

@@ -46,6 +46,11 @@ impl Call {
         self.uri.contains("dryRun=All") || self.request.pointer("/deleteOptions/dryRun").is_some()
     }
 
+    /// Changed what is stored: a dry run is answered with what would be there, and leaves nothing.
+    pub fn changed(&self) -> bool {
+        self.ok() && self.is_write() && !self.is_dry()
+    }
+
     /// Succeeded.
     pub fn ok(&self) -> bool {
         (200..300).contains(&self.code)
@@ -141,7 +146,7 @@ mod tests {
             (c.verb.as_str(), c.resource.as_str(), c.code),
             ("create", "pods/eviction", 429)
         );
-        assert!(c.is_dry() && c.is_write() && !c.ok());
+        assert!(c.is_dry() && c.is_write() && !c.ok() && !c.changed());
         assert_eq!(c.request["kind"], "Eviction");
         assert_eq!(Audit::counts([c].iter())["create pods/eviction"], 1);
     }

@@ -47,16 +47,17 @@ fn parse(text: &str) -> Option<Stat> {
     })
 }
 
+fn stat(pid: i32) -> Option<Stat> {
+    parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
 fn all() -> BTreeMap<i32, Stat> {
     let mut out = BTreeMap::new();
     for e in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else {
             continue;
         };
-        if let Some(s) = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .ok()
-            .and_then(|t| parse(&t))
-        {
+        if let Some(s) = stat(pid) {
             out.insert(pid, s);
         }
     }
@@ -130,7 +131,11 @@ pub(super) fn group_alive(root: i32) -> bool {
 /// session. Gives how many there were.
 pub(super) fn kill_orphans() -> usize {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
-    let session = rustix::process::getsid(None).map_or(0, |p| p.as_raw_nonzero().get());
+    // From /proc like the others' numbers: in a PID namespace whose session leader stands outside, it is 0, which getsid of
+    // rustix cannot say.
+    let Some(session) = stat(own).map(|s| s.session) else {
+        return 0;
+    };
     let mut killed = 0;
     for _ in 0..20 {
         let known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
