@@ -7,6 +7,7 @@ mod doctor;
 mod progress;
 mod serve;
 mod show;
+mod steps;
 mod target;
 
 pub(crate) use args::Cli;
@@ -38,6 +39,7 @@ pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
     let json = cli.place.json;
     let result = match cli.command {
         Command::Serve => serve::run(cli.place, handle).await,
+        Command::Steps(a) => return steps::run(a, &cli.place, handle).await,
         // What they find is their answer, not an error beside it.
         Command::Crashtest(a) => match crashtest::run(&a, json).await {
             Ok(code) => return ExitCode::from(code),
@@ -124,7 +126,6 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
         } => return report_etc(place).await,
         Command::Report { what: None } => return doctor::report(place, handle).await,
         Command::ApiProxy(_) => return not_built("api-proxy"),
-        Command::Steps(_) => return not_built("steps"),
         Command::GrowPersist => return serve::grow_persist(place).await,
         _ => {}
     }

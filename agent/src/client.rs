@@ -15,6 +15,20 @@ pub type Client = AgentClient<Channel>;
 /// # Errors
 /// `AgentUnavailable`, `NotPermitted`.
 pub async fn connect(path: &Utf8Path) -> Result<Client> {
+    let channel = channel(path, "os-agent.service").await.map_err(|mut e| {
+        if e.code == Code::AgentUnavailable {
+            e.message.push_str(" (offline: --disk IMAGE --running A|B)");
+        }
+        e
+    })?;
+    Ok(AgentClient::new(channel))
+}
+
+/// Connects to the socket of one of our units.
+///
+/// # Errors
+/// `AgentUnavailable`, `NotPermitted`.
+pub async fn channel(path: &Utf8Path, unit: &str) -> Result<Channel> {
     let socket = path.to_owned();
     // Once by hand, because the transport hides why it failed.
     tokio::net::UnixStream::connect(&socket)
@@ -29,19 +43,18 @@ pub async fn connect(path: &Utf8Path) -> Result<Client> {
             ),
             _ => AgentError::new(
                 Code::AgentUnavailable,
-                format!("{socket}: {e}: is os-agent.service running? (offline: --disk IMAGE --running A|B)"),
+                format!("{socket}: {e}: is {unit} running?"),
             ),
         })?;
     let fail = |e: tonic::transport::Error| {
         AgentError::new(Code::AgentUnavailable, format!("os-agent does not answer: {e}"))
     };
-    let channel = Endpoint::try_from("http://os-agent.invalid")
+    Endpoint::try_from("http://os-agent.invalid")
         .map_err(fail)?
         .connect_with_connector(tower::service_fn(move |_: Uri| {
             let socket = socket.clone();
             async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
         }))
         .await
-        .map_err(fail)?;
-    Ok(AgentClient::new(channel))
+        .map_err(fail)
 }

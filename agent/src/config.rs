@@ -4,6 +4,7 @@
 //! `/etc/os-agent/config.d/*.toml`, `/etc/os-agent/config.toml`.
 
 use camino::Utf8PathBuf;
+use os_steps::settings::{Approval, Disruption, Settings};
 use serde::Deserialize;
 
 /// Directories of fragments and the last file, in reading order.
@@ -54,6 +55,8 @@ struct Fragment {
     watchdog: WatchdogPart,
     #[serde(default)]
     metrics: MetricsPart,
+    #[serde(default)]
+    steps: StepsPart,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -113,6 +116,22 @@ struct MetricsPart {
     textfile: Option<Utf8PathBuf>,
 }
 
+/// `[steps]`; meanings are those of [`Settings`].
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepsPart {
+    source: Option<String>,
+    sha256: Option<String>,
+    allow_http: Option<bool>,
+    node_group: Option<String>,
+    api_endpoints: Option<Vec<String>>,
+    trust_cluster: Option<bool>,
+    approval: Option<Approval>,
+    disruption: Option<Disruption>,
+    #[serde(default)]
+    env: std::collections::BTreeMap<String, String>,
+}
+
 /// The whole configuration, valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -128,6 +147,8 @@ pub struct Config {
     pub watchdog_ping: bool,
     /// Where metrics are kept for a node exporter; empty = nowhere.
     pub metrics_textfile: Utf8PathBuf,
+    /// The step runner.
+    pub steps: Settings,
 }
 
 /// Trials.
@@ -187,6 +208,7 @@ impl Default for Config {
             require_signature: false,
             watchdog_ping: true,
             metrics_textfile: METRICS.into(),
+            steps: Settings::default(),
         }
     }
 }
@@ -238,6 +260,16 @@ impl Config {
         set(&mut self.require_signature, p.trust.require_signature);
         set(&mut self.watchdog_ping, p.watchdog.ping);
         set(&mut self.metrics_textfile, p.metrics.textfile);
+        let s = &mut self.steps;
+        set(&mut s.source, p.steps.source);
+        set(&mut s.sha256, p.steps.sha256);
+        set(&mut s.allow_http, p.steps.allow_http);
+        set(&mut s.node_group, p.steps.node_group);
+        set(&mut s.api_endpoints, p.steps.api_endpoints);
+        set(&mut s.trust_cluster, p.steps.trust_cluster);
+        set(&mut s.approval, p.steps.approval);
+        set(&mut s.disruption, p.steps.disruption);
+        s.env.extend(p.steps.env);
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -335,6 +367,29 @@ mod tests {
         assert_eq!(c.fetch.ca_file.unwrap(), "/etc/ca.pem");
         assert!(c.require_signature);
         assert_eq!(Config::merge([]).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn steps_are_configured_key_by_key() {
+        let c = Config::merge([
+            (
+                "a.toml",
+                "[steps]\nsource = \"/bundle\"\napproval = \"ask\"\n[steps.env]\nA = \"1\"\nB = \"1\"\n",
+            ),
+            (
+                "b.toml",
+                "[steps]\ndisruption = \"deckhouse\"\n[steps.env]\nB = \"2\"\n",
+            ),
+        ])
+        .unwrap();
+        assert_eq!(
+            (c.steps.source.as_str(), c.steps.approval),
+            ("/bundle", Approval::Ask)
+        );
+        assert_eq!(c.steps.disruption, Disruption::Deckhouse);
+        assert_eq!((c.steps.env["A"].as_str(), c.steps.env["B"].as_str()), ("1", "2"));
+        let e = Config::merge([("x.toml", "[steps]\napproval = \"never\"\n")]).unwrap_err();
+        assert!(e.to_string().starts_with("x.toml:2: "), "{e}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod server;
 pub mod settings;
 pub mod slots;
 pub mod state;
+pub mod steps;
 pub mod store;
 pub mod sys;
 #[cfg(any(test, feature = "testing"))]

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Files with credentials per origin.
-const CREDENTIALS: &str = "/etc/os-agent/credentials.d";
+pub const CREDENTIALS: &str = "/etc/os-agent/credentials.d";
 /// `<state>` on a machine without PERSIST.
 const VAR_STATE: &str = "/var/lib/os-agent";
 
@@ -77,7 +77,8 @@ fn merge(files: Vec<Utf8PathBuf>, extra: Option<&Utf8Path>) -> Result<Config> {
         .map_err(|e| AgentError::new(Code::InvalidArgument, e.to_string()))
 }
 
-fn policy(f: &Fetch, credentials_dir: Utf8PathBuf) -> Policy {
+/// Limits of downloads, from the configuration.
+pub fn policy(f: &Fetch, credentials_dir: Utf8PathBuf) -> Policy {
     Policy {
         total_timeout: (f.total_timeout_secs > 0).then(|| Duration::from_secs(f.total_timeout_secs)),
         credentials_dir: Some(credentials_dir),

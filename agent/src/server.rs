@@ -1,5 +1,7 @@
 //! The gRPC server on a unix socket: peer credentials, messages in, messages out. No logic.
 
+mod steps;
+
 use crate::engine::{Begun, Engine};
 use crate::error::{AgentError, Result};
 use crate::ports::{Cancel, Report};
@@ -38,7 +40,7 @@ impl Access {
         }
     }
 
-    fn check(self, peer: Option<&UdsConnectInfo>) -> Result<String> {
+    pub(crate) fn check(self, peer: Option<&UdsConnectInfo>) -> Result<String> {
         let cred = peer
             .and_then(|p| p.peer_cred)
             .ok_or_else(|| AgentError::new(Code::NotPermitted, "the caller's credentials are not known"))?;
@@ -115,6 +117,11 @@ impl Socket {
             _lock: lock,
         })
     }
+
+    /// Listener, path, and the lock that makes it ours alone.
+    pub(crate) fn into_parts(self) -> (UnixListener, Utf8PathBuf, FileLock) {
+        (self.listener, self.path, self._lock)
+    }
 }
 
 /// Serves until `stop` is ready; running calls then have two seconds to end.
@@ -136,6 +143,7 @@ pub async fn serve(
     let service = Service {
         engine,
         access,
+        socket: path.clone(),
         closing: closed.clone(),
     };
     let router = tonic::transport::Server::builder()
@@ -162,11 +170,13 @@ pub async fn serve(
 struct Service {
     engine: Arc<Engine>,
     access: Access,
+    /// Where we listen; the step runner's socket lies beside it.
+    socket: Utf8PathBuf,
     closing: tokio::sync::watch::Receiver<bool>,
 }
 
-type Answer<T> = std::result::Result<Response<T>, Status>;
-type Streaming<T> = Pin<Box<dyn Stream<Item = std::result::Result<T, Status>> + Send>>;
+pub(crate) type Answer<T> = std::result::Result<Response<T>, Status>;
+pub(crate) type Streaming<T> = Pin<Box<dyn Stream<Item = std::result::Result<T, Status>> + Send>>;
 
 impl Service {
     fn who<T>(&self, request: &Request<T>) -> std::result::Result<String, Status> {
@@ -186,10 +196,6 @@ impl Service {
             Err(e) => Err(AgentError::new(Code::Internal, format!("the call broke off: {e}")).into()),
         }
     }
-}
-
-fn not_built<T>(what: &str) -> std::result::Result<T, Status> {
-    Err(AgentError::new(Code::Unimplemented, format!("{what} is not built yet")).into())
 }
 
 /// Progress that nobody sees.
@@ -367,35 +373,5 @@ struct CancelOnDrop(Cancel);
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
-    }
-}
-
-#[tonic::async_trait]
-impl steps_server::Steps for Service {
-    type RunStream = Streaming<v1::StepsEvent>;
-
-    async fn run(&self, r: Request<v1::StepsRunRequest>) -> Answer<Self::RunStream> {
-        self.who(&r)?;
-        not_built("the step runner")
-    }
-
-    async fn plan(&self, r: Request<v1::StepsPlanRequest>) -> Answer<v1::StepsPlanReply> {
-        self.who(&r)?;
-        not_built("the step runner")
-    }
-
-    async fn status(&self, r: Request<v1::StepsStatusRequest>) -> Answer<v1::StepsStatusReply> {
-        self.who(&r)?;
-        not_built("the step runner")
-    }
-
-    async fn render(&self, r: Request<v1::StepsRenderRequest>) -> Answer<v1::StepsRenderReply> {
-        self.who(&r)?;
-        not_built("the step runner")
-    }
-
-    async fn explain(&self, r: Request<v1::StepsExplainRequest>) -> Answer<v1::StepsExplainReply> {
-        self.who(&r)?;
-        not_built("the step runner")
     }
 }

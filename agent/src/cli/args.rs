@@ -162,8 +162,8 @@ os-agent crashtest --quick --sabotage no-flush     (must find violations and exi
     Crashtest(super::crashtest::CrashtestArgs),
     #[command(hide = true, disable_help_flag = true)]
     ApiProxy(Rest),
-    #[command(hide = true, disable_help_flag = true)]
-    Steps(Rest),
+    /// Run, plan and watch step bundles
+    Steps(super::steps::StepsArgs),
 }
 
 #[derive(Debug, Args)]

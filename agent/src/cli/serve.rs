@@ -68,7 +68,7 @@ pub(crate) async fn run(place: Where, handle: tokio::runtime::Handle) -> Result<
 }
 
 /// Logs to the journal where there is one, else to standard error.
-fn log() {
+pub(super) fn log() {
     let filter = || {
         tracing_subscriber::EnvFilter::try_from_env("OS_AGENT_LOG")
             .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,h2=warn,hyper=warn,tower=warn"))

@@ -85,15 +85,24 @@ fn steps(layer: &str) -> Vec<Step> {
                 "step runner",
                 "cargo test --quiet -p os-steps -- --include-ignored --show-output",
             ),
+            step(
+                "step runner: kills, sockets, dry run",
+                "cargo test --quiet -p os-agent --test steps -- --include-ignored --test-threads=1 --show-output",
+            ),
             step("renderer against Go", "tests/conformance/check"),
         ],
         _ => Vec::new(),
     }
 }
 
-/// Whether a layer installs from the fixture distribution, and so needs root.
+/// Whether a layer installs from the fixture distribution.
 fn needs_fixture(layer: &str) -> bool {
     !matches!(layer, "unit" | "steps") && !needs_control_plane(layer)
+}
+
+/// Whether a layer mounts: root trees, or the step runner's overlays.
+fn needs_root(layer: &str) -> bool {
+    needs_fixture(layer) || layer == "steps"
 }
 
 /// Whether a layer runs on a real kube-apiserver.
@@ -123,8 +132,8 @@ fn run() -> Result<bool> {
             summary.push(format!("{layer}: skipped: nothing yet (0 tests)"));
             continue;
         }
-        if needs_fixture(layer) && !rustix::process::geteuid().is_root() {
-            bail!("the layer {layer:?} installs root trees and needs root; `tests/run unit` does not");
+        if needs_root(layer) && !rustix::process::geteuid().is_root() {
+            bail!("the layer {layer:?} mounts file systems and needs root; `tests/run unit` does not");
         }
         let began = Instant::now();
         let mut count = Count::default();

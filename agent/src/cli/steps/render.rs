@@ -1,0 +1,133 @@
+//! `steps render` and `steps explain`: files in, files out.
+
+use super::args::RenderArgs;
+use crate::cli::print;
+use camino::{Utf8Path, Utf8PathBuf};
+use os_agent::error::{AgentError, Result};
+use os_proto::codes::{Code, exit};
+use os_steps::bundle;
+use os_steps::dirs::Dirs;
+use os_steps::render::{self, Engine, GoTemplates, Rendered, explain as why};
+use os_steps::store;
+
+fn read(path: &Utf8Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| AgentError::new(Code::InvalidArgument, format!("{path}: {e}")))
+}
+
+fn missing(what: &str) -> AgentError {
+    AgentError::new(Code::InvalidArgument, format!("{what} is needed (or --lint)"))
+}
+
+pub(super) fn render(r: &RenderArgs, json: bool) -> Result<u8> {
+    let all = render::templates(&r.templates)?;
+    let engine = GoTemplates::default();
+    if r.lint {
+        let faults: Vec<String> = all
+            .iter()
+            .filter(|t| t.file.ends_with(".tpl"))
+            .filter_map(|t| engine.lint(&t.file, &t.text).err())
+            .flatten()
+            .map(|f| f.to_string())
+            .collect();
+        return lint(&all, &faults, json);
+    }
+    let context = render::context(&read(
+        r.context.as_deref().ok_or_else(|| missing("--context FILE"))?,
+    )?)?;
+    let out = r.out.as_deref().ok_or_else(|| missing("--out DIR"))?;
+    let mut rendered = render::render(&engine, &all, &context);
+    let faults: Vec<String> = rendered
+        .values()
+        .filter_map(|t| t.as_ref().err().map(ToString::to_string))
+        .collect();
+    if !faults.is_empty() {
+        let Some(old) = &r.keep else {
+            return Err(AgentError::new(Code::BundleInvalid, faults.join("\n")));
+        };
+        keep(&mut rendered, old)?;
+        for f in &faults {
+            eprintln!("os-agent: kept from {old}: {f}");
+        }
+    }
+    let b = render::to_bundle(&rendered, render::inputs_hash(&all, &context), &r.node_group)?;
+    store::export(&b, out)?;
+    let n = b.manifest.steps.len();
+    let doc = serde_json::json!({"content_hash": b.manifest.content_hash, "inputs_hash": b.manifest.inputs_hash,
+        "steps": n, "errors": faults});
+    print(
+        json,
+        &doc,
+        &format!("{n} steps, content {} in {out}\n", b.manifest.content_hash),
+    );
+    Ok(exit::DONE)
+}
+
+fn lint(all: &[render::Template], faults: &[String], json: bool) -> Result<u8> {
+    let mut notes: Vec<String> = faults.to_vec();
+    // A weight of 1000 and more sorts before 999: four digits against three.
+    notes.extend(
+        all.iter()
+            .filter(|t| t.step.bytes().take_while(u8::is_ascii_digit).count() > 3)
+            .map(|t| {
+                format!(
+                    "{}: a number of more than three digits breaks the order of steps",
+                    t.file
+                )
+            }),
+    );
+    let text: String = notes.iter().map(|n| format!("{n}\n")).collect();
+    print(json, &serde_json::json!({"faults": notes}), &text);
+    Ok(if notes.is_empty() {
+        exit::DONE
+    } else {
+        exit::CORRUPT
+    })
+}
+
+/// Failed steps as they were in an older bundle.
+fn keep(rendered: &mut Rendered, old: &Utf8Path) -> Result<()> {
+    let b = bundle::load(old)?;
+    for (name, text) in rendered.iter_mut().filter(|(_, t)| t.is_err()) {
+        let found = b
+            .manifest
+            .steps
+            .iter()
+            .position(|s| s.name == *name)
+            .and_then(|i| b.steps.get(i));
+        match found {
+            Some(data) => *text = Ok(String::from_utf8_lossy(data).into_owned()),
+            None => {
+                return Err(AgentError::new(
+                    Code::BundleInvalid,
+                    format!("{name}: failed, and {old} does not have it either"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn explain(
+    dirs: &Dirs,
+    old: &str,
+    new: &str,
+    contexts: Option<&[Utf8PathBuf]>,
+    json: bool,
+) -> Result<u8> {
+    let load = |text: &str| -> Result<bundle::Bundle> {
+        if Utf8Path::new(text).exists() {
+            return Ok(bundle::load(Utf8Path::new(text))?);
+        }
+        Ok(store::load(dirs, text)?)
+    };
+    let mut text = why::bundles(&load(old)?, &load(new)?);
+    let mut inputs = Vec::new();
+    if let Some([a, b]) = contexts {
+        inputs = why::contexts(&render::context(&read(a)?)?, &render::context(&read(b)?)?);
+        for i in &inputs {
+            text.push_str(&format!("input {i}\n"));
+        }
+    }
+    print(json, &serde_json::json!({"text": text, "inputs": inputs}), &text);
+    Ok(exit::DONE)
+}

@@ -1,0 +1,200 @@
+//! The step runner on this node: the agent's fetcher, host and configuration put under `os-steps`.
+
+pub mod rpc;
+pub mod serve;
+pub mod show;
+
+use crate::config::Config;
+use crate::error::{AgentError, Result};
+use crate::fetch::{Policy, Sources};
+use crate::ports::{Cancel, Location, Report, Source as _, SourceRequest};
+use crate::sys::clock::SystemClock;
+use camino::{Utf8Path, Utf8PathBuf};
+use os_proto::codes::Code;
+use os_steps::dirs::Dirs;
+use os_steps::error::StepsError;
+use os_steps::kube::{Access, Cluster, KubeApi};
+use os_steps::run::{Host, Limits, Runner, Sink};
+use os_steps::source::{Fetch, Loader};
+use os_steps::sys::child;
+use os_steps::sys::clock::Stop;
+use os_steps::tick::Service;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// Where the runner's own unit listens, beside the agent's socket.
+pub const SOCKET: &str = "steps.sock";
+
+/// Where things are; tests and dry runs put other places here.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Bundles, state, output.
+    pub steps: Utf8PathBuf,
+    /// A directory that stands for `/` in the paths that steps are given.
+    pub root: Option<Utf8PathBuf>,
+    /// Identity of the boot.
+    pub boot_id: Utf8PathBuf,
+    /// The service manager's program.
+    pub systemctl: String,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        let persist = Utf8Path::new("/persist/os-agent");
+        let state = if persist.is_dir() {
+            persist
+        } else {
+            Utf8Path::new("/var/lib/os-agent")
+        };
+        Place {
+            steps: state.join("steps"),
+            root: None,
+            boot_id: "/proc/sys/kernel/random/boot_id".into(),
+            systemctl: "systemctl".to_owned(),
+        }
+    }
+}
+
+impl From<StepsError> for AgentError {
+    fn from(e: StepsError) -> AgentError {
+        AgentError::new(e.code, e.message)
+    }
+}
+
+struct NodeHost(Place);
+
+impl Host for NodeHost {
+    fn boot_id(&self) -> String {
+        std::fs::read_to_string(&self.0.boot_id)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    }
+
+    fn hostname(&self) -> String {
+        rustix::system::uname().nodename().to_string_lossy().into_owned()
+    }
+
+    fn reboot(&self) -> std::result::Result<(), String> {
+        match child::helper(&self.0.systemctl, &["reboot"], Duration::from_secs(30)) {
+            Ok((true, _)) => Ok(()),
+            Ok((false, text)) => Err(format!("systemctl reboot: {text}")),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// The agent's fetcher as the runner's.
+struct AgentFetch(Sources);
+
+struct Quiet;
+
+impl Report for Quiet {
+    fn step(&self, _: &'static str, _: Option<u64>) {}
+    fn done(&self, _: u64) {}
+    fn waiting(&self, _: Option<String>) {}
+}
+
+impl Fetch for AgentFetch {
+    fn get(&self, url: &str, allow_http: bool, max_bytes: u64) -> os_steps::error::Result<Vec<u8>> {
+        let request = SourceRequest {
+            location: Location::Url(url.to_owned()),
+            allow_http,
+            cacert: None,
+            client: None,
+            rate_bytes_per_sec: None,
+            max_bytes,
+            known: None,
+        };
+        let fail = |e: AgentError| StepsError::new(e.code, e.message);
+        let cancel = Cancel::default();
+        let mut d = self.0.open(&request, &cancel, Arc::new(Quiet)).map_err(fail)?;
+        let mut all = Vec::new();
+        while let Some(piece) = d.next().map_err(fail)? {
+            all.extend_from_slice(&piece);
+            if all.len() as u64 > max_bytes {
+                return Err(StepsError::new(
+                    Code::SizeMismatch,
+                    format!("{url}: more than {max_bytes} bytes"),
+                ));
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Kubelet's certificate, the bootstrap token before there is one, the local proxy and the servers behind it.
+fn cluster(handle: &Handle, config: &Config, dirs: &Dirs) -> Option<Arc<dyn Cluster>> {
+    let s = &config.steps;
+    if s.node_group.is_empty() && s.api_endpoints.is_empty() {
+        return None;
+    }
+    let name = std::fs::read_to_string(dirs.base.join("discovered-node-name"))
+        .map(|t| t.trim().to_owned())
+        .ok()
+        .filter(|t| !t.is_empty())
+        .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let cert: Utf8PathBuf = "/var/lib/kubelet/pki/kubelet-client-current.pem".into();
+    let ca = ["/etc/kubernetes/pki/ca.crt".into(), dirs.base.join("ca.crt")]
+        .into_iter()
+        .find(|p: &Utf8PathBuf| p.exists())
+        .unwrap_or_default();
+    let mut endpoints = vec!["https://127.0.0.1:6445".to_owned()];
+    endpoints.extend(s.api_endpoints.iter().cloned());
+    Some(Arc::new(KubeApi::new(
+        handle.clone(),
+        Access {
+            endpoints,
+            ca,
+            key: cert.clone(),
+            cert,
+            token: dirs.base.join("bootstrap-token"),
+            node: name,
+        },
+    )))
+}
+
+/// Runner and loader for this node.
+pub fn service(
+    handle: &Handle,
+    config: &Config,
+    policy: Policy,
+    place: &Place,
+    sink: Sink,
+    stop: Stop,
+) -> Service {
+    let dirs = Dirs::new(&place.steps, place.root.as_deref());
+    let mut settings = config.steps.clone();
+    settings.require_signature = config.require_signature;
+    let cluster = cluster(handle, config, &dirs);
+    let fetch = AgentFetch(Sources::new(handle.clone(), Arc::new(SystemClock), policy));
+    Service {
+        loader: Loader {
+            dirs: dirs.clone(),
+            settings: settings.clone(),
+            fetch: Some(Arc::new(fetch)),
+            cluster: cluster.clone(),
+            verify: None,
+        },
+        runner: Runner {
+            dirs,
+            settings,
+            host: Arc::new(NodeHost(place.clone())),
+            cluster,
+            sink,
+            stop,
+            limits: Limits::default(),
+        },
+    }
+}
+
+/// Writes an answer to a request of the node, for the content that waits for it.
+///
+/// # Errors
+/// `StateWriteFailed`.
+pub fn approve(dirs: &Dirs, what: &str) -> Result<()> {
+    dirs.make_own()?;
+    os_steps::sys::atomic::replace(&dirs.approvals().join(what), b"")?;
+    Ok(())
+}

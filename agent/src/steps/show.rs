@@ -1,0 +1,203 @@
+//! State and plans of the runner, as messages, text and JSON. PURE but for the journal's file.
+
+use os_proto::v1;
+use os_steps::bundle::Bundle;
+use os_steps::dirs::Dirs;
+use os_steps::plan::{Decision, short};
+use os_steps::run::{Ended, describe};
+use os_steps::state::{Outcome, State, journal};
+use os_steps::sys::lock::RunLock;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// An outcome's name.
+pub fn word(o: &Outcome) -> &'static str {
+    match o {
+        Outcome::InSync => "in-sync",
+        Outcome::Converged { degraded, .. } if degraded.is_empty() => "converged",
+        Outcome::Converged { .. } => "degraded",
+        Outcome::Drifted { .. } => "drifted",
+        Outcome::WaitingApproval => "waiting-approval",
+        Outcome::WaitingDisruption { .. } => "waiting-disruption",
+        Outcome::RebootPending { .. } => "reboot-pending",
+        Outcome::Stopped => "stopped",
+        Outcome::Failed(_) => "failed",
+    }
+}
+
+/// An outcome in one line.
+pub fn line(o: &Outcome) -> String {
+    describe(o)
+}
+
+/// The step that runs now, by the journal: the last one that began and has no end.
+fn current(dirs: &Dirs, state: &State) -> Option<(String, u32)> {
+    let run = state.run.as_ref()?;
+    let path = dirs.runs().join(&run.run_id).join("run.jsonl");
+    let progress = journal::replay(&std::fs::read_to_string(path).ok()?);
+    progress
+        .into_iter()
+        .filter(|(_, p)| p.interrupted > 0 && !p.done)
+        .map(|(n, p)| (n, p.begun))
+        .next_back()
+}
+
+/// Whether a run holds the lock now.
+fn running(dirs: &Dirs) -> bool {
+    dirs.steps.join("lock").exists()
+        && RunLock::take(&dirs.steps).is_err_and(|e| e.code == os_proto::codes::Code::Busy)
+}
+
+/// The answer to Status.
+pub fn status_reply(dirs: &Dirs, s: &State) -> v1::StepsStatusReply {
+    let running = running(dirs);
+    let now = if running { current(dirs, s) } else { None };
+    let failure = match &s.outcome {
+        Some(Outcome::Failed(f)) => Some(f),
+        _ => None,
+    };
+    let state = if running {
+        "running"
+    } else if s.reboot.is_some() {
+        "reboot-pending"
+    } else if s.ask.is_some() {
+        "waiting"
+    } else if failure.is_some() {
+        "failed"
+    } else {
+        "idle"
+    };
+    let (step, attempt) = now
+        .or_else(|| failure.map(|f| (f.step.clone(), f.attempt)))
+        .or_else(|| s.ask.as_ref().map(|a| (a.step.clone(), 0)))
+        .unwrap_or_default();
+    let mut message = s.outcome.as_ref().map(line).unwrap_or_default();
+    if let Some(f) = failure.filter(|f| !f.output.trim().is_empty()) {
+        let _ = write!(message, "\n{}", f.output.trim_end());
+    }
+    v1::StepsStatusReply {
+        state: state.to_owned(),
+        outcome: s.outcome.as_ref().map(word).unwrap_or_default().to_owned(),
+        content_hash: s
+            .applied
+            .as_ref()
+            .map(|a| a.content_hash.clone())
+            .unwrap_or_default(),
+        external_checksum: s
+            .applied
+            .as_ref()
+            .map(|a| a.external_checksum.clone())
+            .unwrap_or_default(),
+        step,
+        attempt,
+        message,
+        since_unix: s.outcome_unix,
+        reboot_required: s.reboot.is_some(),
+        reboot_reason: s.reboot.as_ref().map(|r| r.reason.clone()).unwrap_or_default(),
+        reboot_step: s.reboot.as_ref().map(|r| r.step.clone()).unwrap_or_default(),
+    }
+}
+
+/// Status for people.
+pub fn status_text(r: &v1::StepsStatusReply, s: &State) -> String {
+    let mut t = String::new();
+    let _ = writeln!(t, "{}", r.state);
+    if !r.content_hash.is_empty() {
+        let _ = writeln!(t, "applied: {}", short(&r.content_hash));
+    }
+    if !r.step.is_empty() {
+        let _ = writeln!(t, "step: {} (attempt {})", r.step, r.attempt);
+    }
+    if let Some(a) = &s.ask {
+        let what = a.wanted.as_str();
+        let _ = writeln!(
+            t,
+            "asks for: {what}: {} (os-agent steps approve {what})",
+            a.reason
+        );
+    }
+    if r.reboot_required {
+        let _ = writeln!(t, "reboot required: {}", r.reboot_reason);
+    }
+    if !r.message.is_empty() {
+        let _ = writeln!(t, "last run: {}", r.message);
+    }
+    t
+}
+
+/// Status for programs.
+pub fn status_json(r: &v1::StepsStatusReply, s: &State) -> Value {
+    json!({"state": r.state, "outcome": s.outcome, "content_hash": r.content_hash, "external_checksum": r.external_checksum,
+        "step": r.step, "attempt": r.attempt, "message": r.message, "since_unix": r.since_unix, "ask": s.ask,
+        "reboot": s.reboot, "failures": s.failures, "drift_total": s.drift_total, "run": s.run, "applied": s.applied})
+}
+
+/// The answer to Plan.
+pub fn plan_reply(b: &Bundle, d: &Decision) -> v1::StepsPlanReply {
+    let phase = |i: usize| {
+        b.manifest
+            .steps
+            .get(i)
+            .and_then(|s| serde_json::to_value(s.attributes.phase).ok())
+            .and_then(|v| v.as_str().map(str::to_owned))
+            .unwrap_or_default()
+    };
+    let sha = |i: usize| {
+        b.manifest
+            .steps
+            .get(i)
+            .map(|s| s.sha256.clone())
+            .unwrap_or_default()
+    };
+    let steps = match d {
+        Decision::Run(p) => p
+            .steps
+            .iter()
+            .map(|s| v1::PlannedStep {
+                name: s.name.clone(),
+                sha256: sha(s.index),
+                action: if s.run { "run" } else { "skip" }.to_owned(),
+                reason: s.reason.clone(),
+                phase: phase(s.index),
+            })
+            .collect(),
+        Decision::InSync(why) | Decision::Reboot(why) | Decision::Later(_, why) => b
+            .order()
+            .into_iter()
+            .filter_map(|i| b.manifest.steps.get(i).map(|s| (i, s)))
+            .map(|(i, s)| v1::PlannedStep {
+                name: s.name.clone(),
+                sha256: s.sha256.clone(),
+                action: "skip".to_owned(),
+                reason: why.clone(),
+                phase: phase(i),
+            })
+            .collect(),
+    };
+    v1::StepsPlanReply {
+        content_hash: b.manifest.content_hash.clone(),
+        steps,
+        needs_image: Vec::new(),
+    }
+}
+
+/// A plan for people.
+pub fn plan_text(r: &v1::StepsPlanReply) -> String {
+    let mut t = format!("bundle {}\n", short(&r.content_hash));
+    for s in &r.steps {
+        let _ = writeln!(t, "{:<4} {:<40} {:<12} {}", s.action, s.name, s.phase, s.reason);
+    }
+    t
+}
+
+/// A plan for programs.
+pub fn plan_json(r: &v1::StepsPlanReply) -> Value {
+    json!({"content_hash": r.content_hash, "steps": r.steps.iter().map(|s| json!({"name": s.name, "sha256": s.sha256,
+        "action": s.action, "reason": s.reason, "phase": s.phase})).collect::<Vec<_>>()})
+}
+
+/// The end of a run for programs.
+pub fn ended_json(e: &Ended) -> Value {
+    json!({"outcome": word(&e.outcome), "detail": e.outcome, "run_id": e.run_id, "content_hash": e.content_hash,
+        "executed": e.executed, "notes": e.notes})
+}
