@@ -106,7 +106,7 @@ impl World {
     fn spawn(&self, args: &[&str]) -> Child {
         self.command(args)
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(self.path("said")).unwrap())
             .spawn()
             .unwrap()
     }
@@ -226,7 +226,11 @@ fn generation(n: u32) -> Vec<(&'static str, String)> {
         .iter()
         .map(|name| {
             let more = if name.contains("reboot") {
-                format!("if ! bb-flag? restarted-{n}; then bb-flag-set restarted-{n}; bb-reboot-and-resume kernel {n}; fi\n")
+                // Asks as long as the boot runs in which the kernel was installed: it may be killed anywhere.
+                format!(
+                    "[ -s $T/kernel-{n} ] || {{ cp $T/boot_id $T/.kernel; mv $T/.kernel $T/kernel-{n}; }}\n\
+                     if cmp -s $T/boot_id $T/kernel-{n}; then bb-reboot-and-resume kernel {n}; fi\n"
+                )
             } else {
                 String::new()
             };
@@ -280,7 +284,13 @@ fn killed_at_random_moments_it_converges_and_reboots_once() {
                 w.restart_if_asked(&mut reboots);
             }
             Some(s) => {
-                assert_eq!(s.code(), Some(0), "{}", w.run(&["status"]).stdout);
+                assert_eq!(
+                    s.code(),
+                    Some(0),
+                    "{}{}",
+                    w.read("said"),
+                    w.run(&["status"]).stdout
+                );
                 early += 1;
                 if !w.restart_if_asked(&mut reboots) {
                     // Converged: the next generation.
@@ -311,6 +321,21 @@ fn killed_at_random_moments_it_converges_and_reboots_once() {
     }
     assert_eq!(w.run(&["status"]).json()["failures"], 0);
     println!("{killed} kills, {generations} generations, {reboots} reboots: converged");
+}
+
+/// The runner dies at the very moment at which a step asked for a reboot, and the step will not ask again.
+#[test]
+fn a_request_to_reboot_survives_the_runner() {
+    let w = World::new("disruption = \"auto\"");
+    let b = w.bundle(
+        "b",
+        &one("if ! bb-flag? asked; then bb-flag-set asked; trap 'kill -9 $PPID; sleep 30' EXIT; bb-reboot-and-resume kernel; fi\n"),
+    );
+    assert_eq!(w.run(&["run", b.as_str()]).exit, -1);
+    let r = w.run(&["run", b.as_str()]);
+    assert_eq!(r.json()["outcome"], "reboot-pending", "{}{}", r.stdout, r.stderr);
+    assert!(w.restart_if_asked(&mut 0));
+    assert_eq!(w.run(&["run", b.as_str()]).json()["outcome"], "converged");
 }
 
 /// A step that kills the runner itself: bounded, named, and then the node is unharmed.

@@ -64,7 +64,8 @@ async fn command(a: StepsArgs, place: &super::Where, handle: tokio::runtime::Han
                 let b = service.loader.load(&source)?.ok_or_else(|| {
                     AgentError::new(Code::NothingToDo, "no bundle was given, configured or applied")
                 })?;
-                let reply = show::plan_reply(&b, &service.runner.plan(&b, &Options::default())?);
+                let decision = service.runner.plan(&b, &Options::default())?;
+                let reply = show::plan_reply(&b, &decision, os_steps::needs::of_machine(&b));
                 super::print(json, &show::plan_json(&reply), &show::plan_text(&reply));
                 Ok(exit::DONE)
             })

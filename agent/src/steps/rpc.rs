@@ -156,7 +156,7 @@ impl steps_server::Steps for StepsService {
                 return Ok(v1::StepsPlanReply::default());
             };
             let decision = s.runner.plan(&b, &Options::default())?;
-            Ok(show::plan_reply(&b, &decision))
+            Ok(show::plan_reply(&b, &decision, os_steps::needs::of_machine(&b)))
         })
         .await
         .map(Response::new)

@@ -44,8 +44,7 @@ fn current(dirs: &Dirs, state: &State) -> Option<(String, u32)> {
 
 /// Whether a run holds the lock now.
 fn running(dirs: &Dirs) -> bool {
-    dirs.steps.join("lock").exists()
-        && RunLock::take(&dirs.steps).is_err_and(|e| e.code == os_proto::codes::Code::Busy)
+    RunLock::is_held(&dirs.steps)
 }
 
 /// The answer to Status.
@@ -132,8 +131,8 @@ pub fn status_json(r: &v1::StepsStatusReply, s: &State) -> Value {
         "reboot": s.reboot, "failures": s.failures, "drift_total": s.drift_total, "run": s.run, "applied": s.applied})
 }
 
-/// The answer to Plan.
-pub fn plan_reply(b: &Bundle, d: &Decision) -> v1::StepsPlanReply {
+/// The answer to Plan; `needs_image` are the packages that a read-only root cannot install.
+pub fn plan_reply(b: &Bundle, d: &Decision, needs_image: Vec<String>) -> v1::StepsPlanReply {
     let phase = |i: usize| {
         b.manifest
             .steps
@@ -177,7 +176,7 @@ pub fn plan_reply(b: &Bundle, d: &Decision) -> v1::StepsPlanReply {
     v1::StepsPlanReply {
         content_hash: b.manifest.content_hash.clone(),
         steps,
-        needs_image: Vec::new(),
+        needs_image,
     }
 }
 
@@ -187,12 +186,19 @@ pub fn plan_text(r: &v1::StepsPlanReply) -> String {
     for s in &r.steps {
         let _ = writeln!(t, "{:<4} {:<40} {:<12} {}", s.action, s.name, s.phase, s.reason);
     }
+    if !r.needs_image.is_empty() {
+        let _ = writeln!(
+            t,
+            "NeedsImage: the root is read-only and must bring {}",
+            r.needs_image.join(", ")
+        );
+    }
     t
 }
 
 /// A plan for programs.
 pub fn plan_json(r: &v1::StepsPlanReply) -> Value {
-    json!({"content_hash": r.content_hash, "steps": r.steps.iter().map(|s| json!({"name": s.name, "sha256": s.sha256,
+    json!({"content_hash": r.content_hash, "needs_image": r.needs_image, "steps": r.steps.iter().map(|s| json!({"name": s.name, "sha256": s.sha256,
         "action": s.action, "reason": s.reason, "phase": s.phase})).collect::<Vec<_>>()})
 }
 

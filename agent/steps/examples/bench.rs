@@ -110,7 +110,9 @@ fn main() {
         uname.release().to_string_lossy(),
         std::thread::available_parallelism().map_or(0, usize::from)
     );
-    println!("state: durable (fdatasync per step, fsync and rename per run) below {root}");
+    println!(
+        "state: durable (a journal line per step that a kill of the runner does not lose, fsync and rename per run) below {root}"
+    );
     let noop = bundle(|_| ":\n".to_owned());
     let files = bundle(|i| {
         format!(

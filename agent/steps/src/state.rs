@@ -1,7 +1,8 @@
 //! The runner's durable state: one atomic document, and beside it the journal of the current run.
 //!
 //! `state.json` changes only where something must survive a reboot. What happened to single steps within a run is appended
-//! to the run's journal and synced; it is believed only in the boot in which it was written.
+//! to the run's journal; it is believed only in the boot in which it was written, so it must outlive the process, not the
+//! power.
 
 pub mod journal;
 

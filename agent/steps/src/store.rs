@@ -7,6 +7,10 @@ use crate::sys::{atomic, child};
 use camino::{Utf8Path, Utf8PathBuf};
 use std::time::Duration;
 
+/// A bundle that is being written; what is left of a killed writer is replaced.
+const NEW: &str = ".new";
+/// A bundle that is being removed: half of one must not be found under its hash.
+const OLD: &str = ".old";
 /// How many bundles are kept.
 const KEEP: usize = 3;
 
@@ -41,7 +45,7 @@ pub fn install(dirs: &Dirs, b: &Bundle) -> Result<Utf8PathBuf> {
     if to.join("manifest.json").exists() {
         return Ok(to);
     }
-    let tmp = dirs.bundles().join(".new");
+    let tmp = dirs.bundles().join(NEW);
     let _ = std::fs::remove_dir_all(&tmp);
     let result = fill(&tmp, b).and_then(|()| atomic::rename(&tmp, &to));
     if result.is_err() {
@@ -134,19 +138,23 @@ pub fn load(dirs: &Dirs, hash: &str) -> Result<Bundle> {
 
 /// Removes bundles beyond the newest three, never one of `needed`.
 pub fn prune(dirs: &Dirs, needed: &[&str]) {
+    let old = dirs.bundles().join(OLD);
+    let _ = std::fs::remove_dir_all(&old);
     let mut all: Vec<(std::time::SystemTime, Utf8PathBuf)> = dirs
         .bundles()
         .read_dir_utf8()
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|e| !needed.contains(&e.file_name()))
+        .filter(|e| !needed.contains(&e.file_name()) && !e.file_name().starts_with('.'))
         .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path().to_owned())))
         .collect();
     all.sort();
     let spare = all.len().saturating_sub(KEEP.saturating_sub(needed.len()));
     for (_, path) in all.into_iter().take(spare) {
-        let _ = std::fs::remove_dir_all(path);
+        if atomic::rename(&path, &old).is_ok() {
+            let _ = std::fs::remove_dir_all(&old);
+        }
     }
 }
 

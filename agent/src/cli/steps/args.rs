@@ -108,7 +108,14 @@ pub(super) enum FlagAction {
 #[derive(Debug, Args)]
 pub(super) struct RenderArgs {
     /// Directory with NAME.sh.tpl and NAME.sh
-    pub(super) templates: Utf8PathBuf,
+    #[arg(required_unless_present_any = ["standard", "example"])]
+    pub(super) templates: Option<Utf8PathBuf>,
+    /// The standard bundle of this program instead of a directory
+    #[arg(long, conflicts_with = "templates")]
+    pub(super) standard: bool,
+    /// Print a context with every key that the standard bundle reads
+    #[arg(long, conflicts_with_all = ["templates", "context", "out", "lint", "keep"])]
+    pub(super) example: bool,
     /// YAML or JSON, an object
     #[arg(long, value_name = "FILE")]
     pub(super) context: Option<Utf8PathBuf>,

@@ -8,6 +8,7 @@ use os_proto::codes::{Code, exit};
 use os_steps::bundle;
 use os_steps::dirs::Dirs;
 use os_steps::render::{self, Engine, GoTemplates, Rendered, explain as why};
+use os_steps::standard;
 use os_steps::store;
 
 fn read(path: &Utf8Path) -> Result<String> {
@@ -19,7 +20,14 @@ fn missing(what: &str) -> AgentError {
 }
 
 pub(super) fn render(r: &RenderArgs, json: bool) -> Result<u8> {
-    let all = render::templates(&r.templates)?;
+    if r.example {
+        crate::cli::out(standard::EXAMPLE);
+        return Ok(exit::DONE);
+    }
+    let all = match &r.templates {
+        Some(dir) => render::templates(dir)?,
+        None => standard::templates(),
+    };
     let engine = GoTemplates::default();
     if r.lint {
         let faults: Vec<String> = all

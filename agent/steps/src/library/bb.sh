@@ -10,6 +10,8 @@ _bb_leave=
 
 _bb-report() { printf '%s\n' "$*" >>"$BB_REPORT"; }
 _bb-changed() { _bb-report "changed $*"; }
+# Ours: tells that the step changed something that no other helper did.
+bb-changed() { _bb-changed "$@"; }
 _bb-checking() { [[ -n ${BB_CHECK-} ]]; }
 
 # --- log -------------------------------------------------------------------------------------------------------------
@@ -348,9 +350,51 @@ bb-pkg() {
 }
 
 # --- packages of the registry -----------------------------------------------------------------------------------------
+# rpp-get where the node has one. Else archives named by their digest, `<SHA-256 in hex>.tar.gz`, from the directory
+# BB_PACKAGES_DIR or below BB_PACKAGES_URL; each holds `install` and `uninstall`.
 _bb-rpp() {
   if _bb-checking; then _bb-report "would rpp-get $*"; return 0; fi
-  rpp-get "$@"
+  if bb-exe? rpp-get; then rpp-get "$@"; return; fi
+  local action=$1 one
+  shift
+  for one; do "_bb-archive-$action" "${one%%:*}" "${one#*:}" || return; done
+}
+_bb-archive-fetch() {
+  local name=$1 hex=${2#sha256:} to=$BB_RP_INSTALLED_PACKAGES_STORE/fetched/$1/$2
+  [[ ! -e $to ]] || return 0
+  mkdir -p -- "${to%/*}"
+  if [[ -n ${BB_PACKAGES_DIR-} && -e $BB_PACKAGES_DIR/$hex.tar.gz ]]; then
+    cp -- "$BB_PACKAGES_DIR/$hex.tar.gz" "$to.part"
+  elif [[ -n ${BB_PACKAGES_URL-} ]]; then
+    _bb-curl -sS -f -L --connect-timeout 10 --max-time 600 -o "$to.part" "${BB_PACKAGES_URL%/}/$hex.tar.gz" || return
+  else
+    bb-log-error "package $name: there is no $hex.tar.gz in ${BB_PACKAGES_DIR:-any directory}, no BB_PACKAGES_URL and no rpp-get"
+    return 1
+  fi
+  if ! sha256sum --quiet --status -c - <<<"$hex  $to.part"; then
+    rm -f -- "$to.part"
+    bb-log-error "package $name: the archive is not the one with SHA-256 $hex"
+    return 1
+  fi
+  mv -fT -- "$to.part" "$to"
+}
+_bb-archive-install() {
+  local name=$1 digest=$2 dir store=$BB_RP_INSTALLED_PACKAGES_STORE/$1
+  _bb-archive-fetch "$name" "$digest" || return
+  dir=$(bb-tmp-dir)
+  tar -xzf "$BB_RP_INSTALLED_PACKAGES_STORE/fetched/$name/$digest" --no-same-owner -C "$dir" || return
+  (cd -- "$dir" && bash ./install) || return
+  mkdir -p -- "$store"
+  [[ ! -e $dir/uninstall ]] || cp -- "$dir/uninstall" "$store/uninstall"
+  # Last: without it the package counts as not installed.
+  printf '%s\n' "$digest" >"$store/.digest"
+  mv -fT -- "$store/.digest" "$store/digest"
+  rm -rf -- "$BB_RP_INSTALLED_PACKAGES_STORE/fetched/$name" "$dir"
+}
+_bb-archive-uninstall() {
+  local store=$BB_RP_INSTALLED_PACKAGES_STORE/$1
+  if [[ -e $store/uninstall ]]; then (cd / && bash "$store/uninstall") || return; fi
+  rm -rf -- "$store"
 }
 bb-package-install() {
   local one name digest

@@ -7,6 +7,7 @@ use crate::state::Failure;
 use crate::store;
 use crate::sys::child::{self, Ended, Spec, Stream, TRACE_FD};
 use crate::sys::clock;
+use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::bundle::StepEntry;
 use std::time::Duration;
 
@@ -30,12 +31,38 @@ pub(super) struct Tried {
     pub(super) took: Duration,
 }
 
+fn report_path(g: &Going<'_>, entry: &StepEntry, number: u32) -> Utf8PathBuf {
+    let run_dir = g.runner.dirs.runs().join(&g.run.run_id);
+    run_dir.join(format!("{}.{number}.report", entry.name))
+}
+
+fn read(path: &Utf8Path) -> Report {
+    std::fs::read(path).map_or_else(
+        |_| Report::default(),
+        |text| report::parse(&String::from_utf8_lossy(&text)),
+    )
+}
+
+/// What attempts up to `last` told that the runner was killed before it could record: their reports are still there.
+pub(super) fn unrecorded(g: &Going<'_>, entry: &StepEntry, last: u32) -> Report {
+    let mut all = Report::default();
+    for number in 1..=last {
+        all.add(read(&report_path(g, entry, number)));
+    }
+    all
+}
+
+/// What an attempt told is in the journal now.
+pub(super) fn recorded(g: &Going<'_>, entry: &StepEntry, number: u32) {
+    let _ = std::fs::remove_file(report_path(g, entry, number));
+}
+
 /// Runs it.
 pub(super) fn run(g: &Going<'_>, entry: &StepEntry, number: u32, slot: usize) -> Tried {
     let d = &g.runner.dirs;
     let run_dir = d.runs().join(&g.run.run_id);
     let file = |kind: &str| run_dir.join(format!("{}.{number}.{kind}", entry.name));
-    let report_path = file("report");
+    let report_path = report_path(g, entry, number);
     let tmp = d.opt.join("tmp").join(format!(".bb-{}-{slot}", g.run.run_id));
     let traced = number >= TRACE_FROM;
     let mut env = g.env.clone();
@@ -102,13 +129,7 @@ pub(super) fn run(g: &Going<'_>, entry: &StepEntry, number: u32, slot: usize) ->
     let last_err = err.finish(at, &mut each);
     let _ = trace.finish(at, &mut |_| {});
     let _ = std::fs::remove_dir_all(&tmp);
-    let report = match std::fs::read(&report_path) {
-        Ok(text) => {
-            let _ = std::fs::remove_file(&report_path);
-            report::parse(&String::from_utf8_lossy(&text))
-        }
-        Err(_) => Report::default(),
-    };
+    let report = read(&report_path);
     let ended = match ended {
         Ok(e) => e,
         Err(e) => return broken(entry, number, format!("cannot start {bash}: {e}")),

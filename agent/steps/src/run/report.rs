@@ -17,6 +17,21 @@ pub(super) struct Report {
     pub(super) notes: Vec<String>,
 }
 
+impl Report {
+    /// Adds what a later attempt told.
+    pub(super) fn add(&mut self, later: Report) {
+        self.changed |= later.changed;
+        self.flag_reboot |= later.flag_reboot;
+        self.wants_disruption |= later.wants_disruption;
+        self.rolling |= later.rolling;
+        if later.reboot_now.is_some() {
+            self.reboot_now = later.reboot_now;
+        }
+        self.notes.extend(later.notes);
+        self.notes.truncate(NOTES);
+    }
+}
+
 /// Most notes that are kept of one step.
 const NOTES: usize = 200;
 

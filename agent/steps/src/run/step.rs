@@ -80,25 +80,40 @@ impl Going<'_> {
             self.write(entry, number, What::Failed, false, 0, "killed")?;
             return Ok(end);
         }
+        // A runner that was killed between a step's words and its own record of them: they still count.
+        let left = attempt::unrecorded(self, entry, number);
+        end.flagged_reboot = left.flag_reboot;
+        if let Some(reason) = left.reboot_now {
+            self.write(entry, number, What::Waits, left.changed, 0, "asks")?;
+            self.event(&entry.name, number, "waiting", reason.clone());
+            end.how = How::RebootNow(reason);
+            return Ok(end);
+        }
         let most = self.options.max_attempts.unwrap_or(a.retries).max(1);
         loop {
             number += 1;
-            self.write(entry, number, What::Begin, false, 0, "")?;
+            self.write(entry, number, What::Begin, left.changed, 0, "")?;
             self.event(&entry.name, number, "began", String::new());
             let tried = attempt::run(self, entry, number, slot);
             end.ran = true;
             let r = tried.report;
             end.flagged_reboot |= r.flag_reboot;
-            end.notes = r.notes.clone();
+            end.notes = left.notes.clone();
+            end.notes.extend(r.notes.iter().cloned());
             let took = u64::try_from(tried.took.as_millis()).unwrap_or(u64::MAX);
             let Some(failure) = tried.failure else {
                 if let Some(how) = needs(&r) {
                     self.write(entry, number, What::Waits, r.changed, took, "asks")?;
+                    // A request to reboot stands in its report until it stands in the state, which is later.
+                    if !matches!(how, How::RebootNow(_)) {
+                        attempt::recorded(self, entry, number);
+                    }
                     self.event(&entry.name, number, "waiting", String::new());
                     end.how = how;
                     return Ok(end);
                 }
                 self.write(entry, number, What::Done, r.changed, took, "")?;
+                attempt::recorded(self, entry, number);
                 self.event(&entry.name, number, "done", String::new());
                 end.how = How::Done;
                 return Ok(end);
@@ -106,10 +121,12 @@ impl Going<'_> {
             if tried.stopped {
                 // Not the step's fault, and not counted.
                 self.write(entry, number, What::Waits, r.changed, took, "stopped")?;
+                attempt::recorded(self, entry, number);
                 return Ok(end);
             }
             failures += 1;
             self.write(entry, number, What::Failed, r.changed, took, &failure.kind)?;
+            attempt::recorded(self, entry, number);
             self.event(&entry.name, number, "failed", failure.message.clone());
             tracing::warn!("{}", failure.message);
             if failures >= most {

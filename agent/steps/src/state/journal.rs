@@ -114,7 +114,8 @@ impl Journal {
         Ok((Journal(Mutex::new(file)), replay(&before)))
     }
 
-    /// Appends a line. An end is synced; a beginning only has to outlive the process.
+    /// Appends a line. It has to outlive the process, however that ends; in another boot nobody believes it, so a step that
+    /// succeeded costs no flush of the disk. What went wrong is synced for those who look after a crash.
     ///
     /// # Errors
     /// `StateWriteFailed`, for instance on a full disk.
@@ -126,7 +127,7 @@ impl Journal {
         text.push(b'\n');
         let mut f = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         f.write_all(&text).map_err(|e| fail(&e))?;
-        if line.what != What::Begin {
+        if matches!(line.what, What::Failed | What::Waits) {
             f.sync_data().map_err(|e| fail(&e))?;
         }
         Ok(())

@@ -108,12 +108,17 @@ fn spawn(spec: &Spec<'_>) -> std::io::Result<(Child, Vec<Pipe>)> {
         .stderr(Stdio::piped());
     let entry_fd = entry.as_ref().map(AsFd::as_fd).map(|f| f.as_raw_fd());
     let trace_fd = trace.as_ref().map(|(_, w)| w.as_raw_fd());
+    let parent = rustix::process::getpid();
     // SAFETY: only async-signal-safe system calls, on descriptors that outlive `spawn`.
     unsafe {
         c.pre_exec(move || {
             rustix::process::setsid()?;
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
             let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            // A runner that was killed before this line sends no signal any more; its child must not outlive it.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(rustix::io::Errno::CANCELED.into());
+            }
             if let Some(fd) = entry_fd {
                 let _ = rustix::io::write(std::os::fd::BorrowedFd::borrow_raw(fd), b"0");
             }

@@ -130,6 +130,38 @@ fn a_reboot_in_the_middle_happens_once_and_the_bundle_goes_on() {
     assert_eq!(w.tick(&steps).outcome, Outcome::InSync);
 }
 
+/// The runner may be killed between the moments in which a step asked for a reboot, in which the journal says so, and in
+/// which the state does. A step that says it only once is believed all the same.
+#[test]
+fn a_reboot_that_a_step_asked_for_once_is_not_lost_with_the_runner() {
+    let w = World::with(Settings {
+        disruption: Disruption::Auto,
+        ..Settings::default()
+    });
+    let once = "if ! bb-flag? asked; then bb-flag-set asked; echo x | bb-sync-file $T/conf -; bb-reboot-and-resume kernel; fi\n";
+    let steps = [("000_a.sh", once), ("010_b.sh", "echo b >>$T/log\n")];
+    let pending = Outcome::RebootPending {
+        reason: "kernel".into(),
+    };
+    assert_eq!(w.run(&steps).outcome, pending);
+    // As a kill before the state was written leaves it, and then as one before the journal was.
+    for lines in [2, 1] {
+        let mut state = w.state();
+        state.reboot = None;
+        state.save(&w.place.dirs.steps).unwrap();
+        let run = w.place.dirs.runs().join(state.run.unwrap().run_id);
+        let journal = run.join("run.jsonl");
+        let text = std::fs::read_to_string(&journal).unwrap();
+        let cut: Vec<&str> = text.lines().take(lines).collect();
+        std::fs::write(&journal, format!("{}\n", cut.join("\n"))).unwrap();
+        assert_eq!(w.run(&steps).outcome, pending, "{text}");
+        assert_eq!(w.read("log"), "");
+    }
+    w.reboot("boot-2");
+    converged(&w.run(&steps));
+    assert_eq!(w.read("log"), "b\n");
+}
+
 #[test]
 fn where_nobody_may_reboot_it_is_only_reported() {
     let w = World::new();
