@@ -39,6 +39,7 @@ pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
     let json = cli.place.json;
     let result = match cli.command {
         Command::Serve => serve::run(cli.place, handle).await,
+        Command::ApiProxy(a) => serve::api_proxy(&a.file).await,
         Command::Steps(a) => return steps::run(a, &cli.place, handle).await,
         // What they find is their answer, not an error beside it.
         Command::Crashtest(a) => match crashtest::run(&a, json).await {
@@ -101,13 +102,6 @@ fn print(json: bool, value: &serde_json::Value, text: &str) {
     }
 }
 
-fn not_built(what: &str) -> Result<()> {
-    Err(AgentError::new(
-        Code::Unimplemented,
-        format!("\"os-agent {what}\" is not built yet"),
-    ))
-}
-
 async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle) -> Result<()> {
     let json = place.json;
     let looks = matches!(
@@ -125,7 +119,6 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
             what: Some(args::ReportPart::Etc),
         } => return report_etc(place).await,
         Command::Report { what: None } => return doctor::report(place, handle).await,
-        Command::ApiProxy(_) => return not_built("api-proxy"),
         Command::GrowPersist => return serve::grow_persist(place).await,
         _ => {}
     }

@@ -3,6 +3,7 @@
 //! Decisions (`machine`, `gates`, `slots`, `config`) are pure; `engine` alone performs their effects through `ports`.
 
 pub mod activate;
+pub mod apiproxy;
 pub mod boot;
 pub mod client;
 pub mod config;

@@ -266,7 +266,6 @@ fn refusals_leave_the_disk_alone() {
         (vec!["rollback"], "NothingToDo", 3),
         (vec!["cancel"], "NothingToDo", 3),
         (vec!["verify-slot"], "NotStaged", 3),
-        (vec!["api-proxy"], "Unimplemented", 3),
     ] {
         b.refused(&args, code, exit);
         assert_eq!(b.bytes(), before, "{args:?}");

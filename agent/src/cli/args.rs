@@ -160,8 +160,15 @@ os-agent crashtest --quick\n  \
 os-agent crashtest --quick --sabotage no-flush     (must find violations and exit with 1)"
     )]
     Crashtest(super::crashtest::CrashtestArgs),
-    #[command(hide = true, disable_help_flag = true)]
-    ApiProxy(Rest),
+    /// Relay the kubelet's connections to the API servers (started by os-agent-api-proxy.service)
+    #[command(
+        after_help = "The file: upstreams = [\"10.0.0.1:6443\", …] and ca_file = \"…\" are needed; listen [127.0.0.1:6445], \
+health [127.0.0.1:6480], server_name, probe_secs [5] and timeout_ms [2000] may be given. It is read again while the proxy \
+runs.\n\nExamples:\n  \
+os-agent api-proxy\n  \
+os-agent api-proxy --file ./api-proxy.toml"
+    )]
+    ApiProxy(ApiProxyArgs),
     /// Run, plan and watch step bundles
     Steps(super::steps::StepsArgs),
 }
@@ -188,11 +195,11 @@ pub(crate) enum ReportPart {
     Etc,
 }
 
-/// Arguments of a command that does not exist yet.
 #[derive(Debug, Args)]
-pub(crate) struct Rest {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    pub(crate) rest: Vec<String>,
+pub(crate) struct ApiProxyArgs {
+    /// The proxy's settings
+    #[arg(long, value_name = "FILE", default_value = os_agent::apiproxy::FILE)]
+    pub(crate) file: Utf8PathBuf,
 }
 
 #[derive(Debug, Args)]

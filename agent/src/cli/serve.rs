@@ -67,6 +67,20 @@ pub(crate) async fn run(place: Where, handle: tokio::runtime::Handle) -> Result<
     result
 }
 
+/// Relays the kubelet's connections until SIGTERM or SIGINT.
+pub(crate) async fn api_proxy(file: &camino::Utf8Path) -> Result<()> {
+    log();
+    let mut term = signal(SignalKind::terminate())
+        .map_err(|e| AgentError::new(Code::Internal, format!("signals: {e}")))?;
+    os_agent::apiproxy::serve(file, async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    })
+    .await
+}
+
 /// Logs to the journal where there is one, else to standard error.
 pub(super) fn log() {
     let filter = || {
