@@ -134,7 +134,7 @@ cp /etc/os-agent/api-proxy.toml /run/w/proxy4
     }
     assert_eq!(count("log1", "start os-agent-api-proxy.service"), 1);
     assert_eq!(t.read("proxy-exit").trim(), "124", "{}", t.read("proxy"));
-    assert!(t.read("proxy").contains("127.0.0.1:6445"), "{}", t.read("proxy"));
+    assert!(t.read("proxy").contains("10.0.0.2:6443"), "{}", t.read("proxy"));
 
     let second = outcome("second");
     println!("second pass: {second}");

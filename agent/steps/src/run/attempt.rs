@@ -5,7 +5,7 @@ use super::report::{self, Report};
 use super::{Event, Going};
 use crate::state::Failure;
 use crate::store;
-use crate::sys::child::{self, Ended, Spec, Stream, TRACE_FD};
+use crate::sys::child::{self, Ended, Spec, Stream};
 use crate::sys::clock;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::bundle::StepEntry;
@@ -75,9 +75,6 @@ pub(super) fn run(g: &Going<'_>, entry: &StepEntry, number: u32, slot: usize) ->
         ("BB_REPORT".to_owned(), report_path.to_string()),
         ("BB_TMP".to_owned(), tmp.to_string()),
     ]);
-    if traced {
-        env.push(("BASH_XTRACEFD".to_owned(), TRACE_FD.to_string()));
-    }
     let bash = match store::bash() {
         Ok(b) => b,
         Err(e) => return broken(entry, number, e.message),

@@ -12,13 +12,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, Signal};
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Descriptor on which bash writes its trace.
-pub const TRACE_FD: i32 = 19;
+/// bash writes its trace on a descriptor that is at least this, so that scripts may use the small ones.
+const TRACE_FD: i32 = 19;
 /// From SIGTERM to SIGKILL.
 pub const GRACE: Duration = Duration::from_secs(10);
 /// How long pipes may stay open after everything was killed.
@@ -52,7 +52,7 @@ pub struct Spec<'a> {
     pub grace: Duration,
     /// Its control group, where there is one.
     pub group: Option<&'a Group>,
-    /// Whether [`TRACE_FD`] is open.
+    /// Whether there is a pipe for bash's trace, named by `BASH_XTRACEFD`.
     pub trace: bool,
     /// Ends it early.
     pub stop: &'a Stop,
@@ -96,7 +96,9 @@ fn spawn(spec: &Spec<'_>) -> std::io::Result<(Child, Vec<Pipe>)> {
     let entry = spec.group.and_then(Group::entry);
     let mut trace = None;
     if spec.trace {
-        trace = Some(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?);
+        let (r, w) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        // Not moved to a fixed number in the child: whatever has that number there may still be needed.
+        trace = Some((r, rustix::io::fcntl_dupfd_cloexec(&w, TRACE_FD)?));
     }
     let mut c = Command::new(spec.program);
     c.args(spec.args)
@@ -106,6 +108,9 @@ fn spawn(spec: &Spec<'_>) -> std::io::Result<(Child, Vec<Pipe>)> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    if let Some((_, w)) = &trace {
+        c.env("BASH_XTRACEFD", w.as_raw_fd().to_string());
+    }
     let entry_fd = entry.as_ref().map(AsFd::as_fd).map(|f| f.as_raw_fd());
     let trace_fd = trace.as_ref().map(|(_, w)| w.as_raw_fd());
     let parent = rustix::process::getpid();
@@ -123,10 +128,8 @@ fn spawn(spec: &Spec<'_>) -> std::io::Result<(Child, Vec<Pipe>)> {
                 let _ = rustix::io::write(std::os::fd::BorrowedFd::borrow_raw(fd), b"0");
             }
             if let Some(fd) = trace_fd {
-                let mut to = OwnedFd::from_raw_fd(TRACE_FD);
-                let done = rustix::io::dup2(std::os::fd::BorrowedFd::borrow_raw(fd), &mut to);
-                let _ = to.into_raw_fd();
-                done?;
+                let w = std::os::fd::BorrowedFd::borrow_raw(fd);
+                rustix::io::fcntl_setfd(w, rustix::io::FdFlags::empty())?;
             }
             Ok(())
         });
