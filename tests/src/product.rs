@@ -116,6 +116,33 @@ fn build() -> Result<Utf8PathBuf> {
     Ok(dir)
 }
 
+/// The programs of the cluster side.
+#[derive(Debug, Clone)]
+pub struct ClusterPrograms {
+    /// Runs in the cluster, on one node.
+    pub operator: Utf8PathBuf,
+    /// Runs on every node; without debugging information, because it is sent into an emulated guest.
+    pub proxy: Utf8PathBuf,
+}
+
+/// Builds os-operator and os-proxy as tests are built. They need the C library of this host: the fixture distribution's is it.
+///
+/// # Errors
+/// When the build fails.
+pub fn cluster_programs() -> Result<ClusterPrograms> {
+    eprintln!("building os-operator and os-proxy");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let args = ["build", "--quiet", "-p", "os-proxy", "--bins"];
+    proc::run(proc::command(&cargo).args(args).current_dir(workspace()))?;
+    let dir = target_dir().join("debug");
+    let proxy = dir.join("os-proxy.stripped");
+    proc::sh(&["strip", "-o", proxy.as_str(), dir.join("os-proxy").as_str()])?;
+    Ok(ClusterPrograms {
+        operator: dir.join("os-operator"),
+        proxy,
+    })
+}
+
 /// SHA-256 of a file as hex.
 ///
 /// # Errors

@@ -83,7 +83,8 @@ impl Machine {
         }
     }
 
-    /// A machine on a fresh qcow2 overlay of `image`, which stays untouched.
+    /// A machine on a fresh qcow2 overlay of `image`, which stays untouched. Its disk is 1 GiB larger than the image, as disks of
+    /// nodes are: PERSIST has something to grow into.
     ///
     /// # Errors
     /// When the directory or the overlay cannot be made.
@@ -107,6 +108,7 @@ impl Machine {
             format,
             disk.as_str(),
         ])?;
+        crate::proc::sh(&["qemu-img", "resize", "-q", disk.as_str(), "+1G"])?;
         Ok(Machine::new(dir, &disk, firmware))
     }
 

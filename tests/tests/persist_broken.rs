@@ -25,15 +25,11 @@ enum Left {
 #[ignore = "needs root, QEMU and the fixture: tests/run boot-more"]
 fn five_ways() {
     let images = images().unwrap();
-    let start = persist_start(&images.disk("1"));
+    let (start, journal) = persist_and_journal(&images.disk("1"));
     let mut node = Node::start("persist", &images, "1", Firmware::Bios).unwrap();
     node.keep();
     node.staged(&images.update("2")).unwrap();
     let vm = node.vm().unwrap();
-    let journal = vm
-        .ok("b=$(debugfs -R 'blocks <8>' /run/slipway/persist 2>/dev/null | tr ' ' '\\n' | grep -m1 .); echo $(( b * $(stat -f -c %S /persist) ))")
-        .unwrap();
-    let journal: u64 = journal.trim().parse().unwrap();
     vm.ok("echo mine > /etc/persisted; echo identity > /var/lib/identity; sync")
         .unwrap();
     node.power_off().unwrap();
@@ -41,7 +37,7 @@ fn five_ways() {
     copy(&disk, &base);
 
     // 1. The journal is garbage, and it has something to replay (the power was cut).
-    poke(&disk, &format!("write -P 0xa5 {} 64k", start + journal));
+    poke(&disk, &format!("write -P 0xa5 {} 64k", journal));
     let f = node.power_on().unwrap();
     let s = answers("journal garbage", &mut node, &f, Left::Usable);
     assert!(problems(&s).contains("e2fsck -p ended with 1"), "{s:#}");
@@ -180,10 +176,17 @@ fn poke(disk: &Utf8Path, command: &str) {
     assert!(out.contains("wrote"), "qemu-io {command}: {out}");
 }
 
-/// Byte at which PERSIST begins.
-fn persist_start(disk: &Utf8Path) -> u64 {
+/// Bytes at which PERSIST and its file system's journal begin.
+fn persist_and_journal(disk: &Utf8Path) -> (u64, u64) {
     let out = proc::sh(&["sgdisk", "-i", "4", disk.as_str()]).unwrap();
     let line = out.lines().find(|l| l.starts_with("First sector:")).unwrap();
     let sector: u64 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
-    sector * 512
+    let start = sector * 512;
+    let place = format!("{disk}?offset={start}");
+    let out = proc::sh(&["debugfs", "-R", "blocks <8>", &place]).unwrap();
+    let block: u64 = out.split_whitespace().next().unwrap().parse().unwrap();
+    let out = proc::sh(&["dumpe2fs", "-h", &place]).unwrap();
+    let line = out.lines().find(|l| l.starts_with("Block size:")).unwrap();
+    let size: u64 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
+    (start, start + block * size)
 }

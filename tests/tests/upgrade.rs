@@ -37,6 +37,7 @@ fn story(images: &Images, firmware: Firmware) -> Node {
     );
     assert_eq!(node.ready.trial, None);
     system_is_whole(node.vm().unwrap());
+    persist_has_grown(node.vm().unwrap());
     packaged_files(node.vm().unwrap(), "1.0");
     node.vm()
         .unwrap()
@@ -70,6 +71,7 @@ fn story(images: &Images, firmware: Firmware) -> Node {
     let vm = node.vm().unwrap();
     assert_eq!(vm.ok("cat /etc/persisted").unwrap().trim(), "mine");
     system_is_whole(vm);
+    persist_has_grown(vm);
     packaged_files(vm, "2.0");
     // Nothing counts a committed boot.
     let before = vm.env1().unwrap();
@@ -123,6 +125,27 @@ fn system_is_whole(vm: &mut Vm) {
         "{out}"
     );
     assert_eq!(parts[2].trim(), "active\nactive", "{out}");
+}
+
+/// The disk is larger than the image was: partition table, kernel and file system know, and nothing is left to do.
+fn persist_has_grown(vm: &mut Vm) {
+    let out = vm
+        .ok("p=$(readlink -f $(findmnt -n -o SOURCE /persist)); p=${p##*/}; d=$(basename $(readlink -f /sys/class/block/$p/..)); \
+             cat /sys/class/block/$d/size /sys/class/block/$p/start /sys/class/block/$p/size; \
+             df -B512 --output=size /persist | tail -1; os-agent grow-persist --json")
+        .unwrap();
+    let mut lines = out.lines();
+    let mut number = || lines.next().unwrap().trim().parse::<u64>().unwrap();
+    let (disk, start, partition, fs) = (number(), number(), number(), number());
+    let rest = disk - start - partition;
+    assert!(rest < 4096, "{rest} sectors of the disk are left: {out}");
+    // Its tables and its journal take some of it.
+    assert!(
+        fs <= partition && fs > partition / 100 * 85,
+        "the file system has {fs} of {partition} sectors: {out}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+    assert_eq!(json["changed"], false, "{json:#}");
 }
 
 /// What packages say about their files holds in the booted system.

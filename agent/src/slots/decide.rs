@@ -148,11 +148,17 @@ fn roles(disk: &DiskFact, (entries, damage): (&[Entry], Option<&str>)) -> Result
         }
     }
     let mut parts = Vec::new();
+    let mut absent = None;
     for row in &SLIPWAY {
         let named: Vec<&Entry> = entries.iter().filter(|e| e.name == row.name).collect();
         let entry = match named.as_slice() {
             [one] => *one,
             [] if row.role == Role::Bios => continue,
+            // Slots and environment say all that matters for booting; what needs a place for the state says that there is none.
+            [] if row.role == Role::Persist => {
+                absent = Some(missing(&disk.node, row.role).message);
+                continue;
+            }
             [] => return Err(missing(&disk.node, row.role)),
             many => {
                 let numbers: Vec<String> = many.iter().map(|e| e.number.to_string()).collect();
@@ -219,6 +225,7 @@ fn roles(disk: &DiskFact, (entries, damage): (&[Entry], Option<&str>)) -> Result
             )
         })
         .into_iter()
+        .chain(absent)
         .collect();
     Ok((parts, warnings))
 }

@@ -72,6 +72,7 @@ fn steps(layer: &str) -> Vec<Step> {
             e2e("causes of a fallback", "causes"),
             e2e("a broken PERSIST", "persist_broken"),
             e2e("power cuts of a resumed update", "resume_cut"),
+            e2e("power cuts of the step runner", "steps_qemu"),
         ],
         // The control plane is built from pinned Go modules once, or KUBEBUILDER_ASSETS names it.
         "cluster" => vec![
@@ -80,6 +81,8 @@ fn steps(layer: &str) -> Vec<Step> {
         ],
         // Every roll-out holds half a minute of faults and then the time to come to rest: too long for the default run.
         "cluster-more" => vec![e2e("roll-outs while everything dies", "cluster_chaos")],
+        // Both at once: a node in QEMU and a control plane.
+        "whole" => vec![e2e("the whole system by kubectl apply", "cluster_whole")],
         "steps" => vec![
             step(
                 "step runner",
@@ -97,7 +100,7 @@ fn steps(layer: &str) -> Vec<Step> {
 
 /// Whether a layer installs from the fixture distribution.
 fn needs_fixture(layer: &str) -> bool {
-    !matches!(layer, "unit" | "steps") && !needs_control_plane(layer)
+    matches!(layer, "image" | "boot" | "boot-more" | "whole")
 }
 
 /// Whether a layer mounts: root trees, or the step runner's overlays.
@@ -107,7 +110,7 @@ fn needs_root(layer: &str) -> bool {
 
 /// Whether a layer runs on a real kube-apiserver.
 fn needs_control_plane(layer: &str) -> bool {
-    matches!(layer, "cluster" | "cluster-more")
+    matches!(layer, "cluster" | "cluster-more" | "whole")
 }
 
 fn main() -> ExitCode {
