@@ -263,7 +263,10 @@ fn check_order(w: &World, proxy: &str, attempts: usize) -> Result<()> {
             steps.push(word);
         }
     }
-    ensure!(steps == "CeU".repeat(attempts), "cordon, evictions, uncordon: {steps}");
+    ensure!(
+        steps == "CeU".repeat(attempts),
+        "cordon, evictions, uncordon: {steps}"
+    );
     Ok(())
 }
 

@@ -131,7 +131,9 @@ fn power_cuts_with_a_restart_in_the_middle_of_a_bundle() {
                 Duration::from_secs(60),
             )
             .is_ok_and(|(_, t)| t.trim() == generation.to_string());
-        say(&format!("cut {cut} in generation {generation}, converged: {done}"));
+        say(&format!(
+            "cut {cut} in generation {generation}, converged: {done}"
+        ));
         if done && traced {
             generation += 1;
             install(&mut node, generation);
@@ -158,7 +160,10 @@ fn power_cuts_with_a_restart_in_the_middle_of_a_bundle() {
     let log = fs_err::read_to_string(node.machine.dir.join("serial.log")).unwrap();
     let grub = log.lines().filter(|l| l.contains("slipway: src=")).count();
     let on = log.lines().filter(|l| l.ends_with("---- power on")).count();
-    assert!(on == cuts + 1 && grub >= on, "{grub} boots, {on} times switched on");
+    assert!(
+        on == cuts + 1 && grub >= on,
+        "{grub} boots, {on} times switched on"
+    );
     let restarts = grub - on;
     say(&format!(
         "{cuts} cuts, {generation} generations, {restarts} restarts by the runner: converged"
