@@ -11,6 +11,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams, Patch, PatchParams};
+use os_e2e::cluster::invariants::{Players, check};
 use os_e2e::cluster::players::{
     Task, admin, client, client_at, kubelets, make_node, make_pod, owned_by, wait_for,
 };
@@ -19,8 +20,8 @@ use os_e2e::cluster::sim::Sim;
 use os_e2e::cluster::{Action, Audit, Call, Cluster, Dice, Options, Rule};
 use os_proxy::api::{ANN_CORDONED_BY, OS, OSInstance, condition_type, is_true};
 use os_proxy::operator::{LeaseOptions, Options as OperatorOptions, run as run_operator};
-use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -133,67 +134,6 @@ impl World {
     }
 }
 
-/// The invariants that the log can show, over all of it.
-fn check_log(audit: &Audit, proxy: &str, operator: &str) -> Result<(usize, usize)> {
-    let mut cordoned: BTreeSet<String> = BTreeSet::new();
-    let mut most = 0;
-    let mut grants_seen = BTreeSet::new();
-    let mut before: BTreeSet<(String, u64)> = BTreeSet::new();
-    for c in audit.calls.iter().filter(|c| c.changed()) {
-        if c.resource == "nodes" && (c.user == proxy || c.user == operator) {
-            let mark = c
-                .request
-                .pointer("/metadata/annotations")
-                .and_then(|a| a.get(ANN_CORDONED_BY));
-            match c.request.pointer("/spec/unschedulable") {
-                Some(Value::Bool(true)) => {
-                    ensure!(
-                        mark.is_some_and(Value::is_string),
-                        "a cordon without its mark: {c:?}"
-                    );
-                    cordoned.insert(c.name.clone());
-                }
-                Some(_) => {
-                    ensure!(
-                        mark.is_some_and(Value::is_null),
-                        "I3: uncordon without taking our mark: {c:?}"
-                    );
-                    cordoned.remove(&c.name);
-                }
-                None => {}
-            }
-            most = most.max(cordoned.len());
-            ensure!(cordoned.len() <= LIMIT, "I1: {cordoned:?} are down at {}", c.at);
-        }
-        if c.resource == "os/status" && c.user == operator {
-            let list = c
-                .response
-                .pointer("/status/grants")
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default();
-            let now: BTreeSet<(String, u64)> = list
-                .iter()
-                .map(|g| {
-                    (
-                        g["node"].as_str().unwrap_or_default().to_owned(),
-                        g["attempt"].as_u64().unwrap_or(0),
-                    )
-                })
-                .collect();
-            ensure!(now.len() <= LIMIT, "I1: {} grants at {}", now.len(), c.at);
-            for g in now.difference(&before) {
-                grants_seen.insert(g.clone());
-            }
-            before = now;
-        }
-        if c.resource == "pods/eviction" && c.user == proxy && !c.is_dry() {
-            ensure!(!cordoned.is_empty(), "an eviction without a cordon: {c:?}");
-        }
-    }
-    Ok((grants_seen.len(), most))
-}
-
 /// Calls per node of one roll-out, without evictions and Leases.
 fn count_calls(calls: &[Call], users: &[&str]) -> (BTreeMap<String, usize>, f64) {
     let counted: Vec<&Call> = calls
@@ -287,7 +227,12 @@ async fn story(w: &Arc<World>, proxy: &str) -> Result<()> {
         w.complete(g).await?;
         w.clean().await?;
         let rebooted: Vec<u32> = w.sims.iter().zip(&boots).map(|(s, b)| s.boots() - b).collect();
-        let (grants, most) = check_log(&w.cluster.audit()?, proxy, &w.operator.name)?;
+        let who = Players {
+            proxy,
+            operator: &w.operator.name,
+        };
+        let seen = check(&w.cluster.audit()?, who, LIMIT)?;
+        let (grants, most) = (seen.grants, seen.most_down);
         println!(
             "    roll-out {i} to {version}: reboots {rebooted:?}, {grants} grants so far, at most {most} of {LIMIT} nodes down at once"
         );

@@ -491,6 +491,14 @@ pub struct OpResult {
     pub finished_at: Option<Time>,
 }
 
+/// Reasons for which a grant was given back because somebody wanted it so: the node itself may be granted again at once.
+pub fn given_back_on_request(reason: &str) -> bool {
+    matches!(
+        reason,
+        "" | "Aborted" | "GrantGone" | "GrantExpired" | "Held" | "Gated"
+    )
+}
+
 /// Reasons that use up the failure budget. Drain timeouts, transient downloads and API errors do not.
 pub fn counts_as_failure(reason: &str) -> bool {
     matches!(

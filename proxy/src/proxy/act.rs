@@ -54,6 +54,11 @@ pub enum Error {
     /// A question about pods could not be answered.
     #[error("{0}")]
     Drain(#[from] drain::run::Error),
+    /// What was reported is not in the answer.
+    #[error(
+        "the cluster has other definitions of OSInstance (KubeOS's own?), which drop what is reported; apply proxy/deploy/crds.yaml"
+    )]
+    Pruned,
     /// The agent said no, or nothing.
     #[error("os-agent: {}: {}", .0.reason, .0.message)]
     Agent(Fail),
@@ -209,10 +214,18 @@ impl Actor {
             "status": status,
         });
         let params = PatchParams::apply(PROXY_MANAGER).force();
-        self.instances()
+        let stored = self
+            .instances()
             .patch_status(&self.settings.node, &params, &Patch::Apply(body))
             .await
-            .map_err(kube_error("writing the status of our OSInstance"))?;
+            .map_err(kube_error("writing the status of our OSInstance"))?
+            .status
+            .unwrap_or_default();
+        // Said again later: once the definitions are mended nothing else would change, and nobody would ask.
+        if stored.agent.is_none() && status.agent.is_some() {
+            mem.report = stored;
+            return Err(Error::Pruned);
+        }
         mem.report = status.clone();
         Ok(())
     }

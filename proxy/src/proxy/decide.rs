@@ -14,6 +14,7 @@ use crate::api::{
     Time,
 };
 use jiff::{SignedDuration, Timestamp};
+use sha2::{Digest, Sha256};
 
 /// Looked at again at least so often, in seconds, while something is awaited.
 const LOOK_SECS: i64 = 15;
@@ -245,6 +246,14 @@ pub fn says_more(old: &OsInstanceStatus, new: &OsInstanceStatus) -> bool {
         s
     };
     essence(old) != essence(new)
+}
+
+/// Operation id of a step that applies settings. It names the entries too: the agent refuses an id that comes back with other
+/// entries, and an order whose settings were edited meanwhile asks for something else.
+pub(crate) fn settings_op(op_id: &str, step: &str, configs: &Configs) -> String {
+    let hash = Sha256::digest(serde_json::to_vec(configs).unwrap_or_default());
+    let short: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    format!("{op_id}.{step}.{short}")
 }
 
 /// Policy of an order, defaults where the operator sent none.

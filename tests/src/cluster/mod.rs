@@ -6,7 +6,10 @@
 pub mod assets;
 pub mod audit;
 pub mod cases;
+pub mod fleet;
 pub mod front;
+pub mod invariants;
+pub mod operator;
 pub mod players;
 pub mod server;
 pub mod sim;

@@ -17,6 +17,9 @@ use super::waves::Position;
 use super::{Case, Decision};
 use kube::ResourceExt;
 
+/// A node that gave its grant back for a reason of its own gets no other one for so many seconds, whatever its proxy says.
+const GAVE_UP_SECS: i64 = 60;
+
 /// What may start, and why not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
@@ -307,8 +310,21 @@ pub(crate) fn obstacle(case: &Case<'_>, m: &Member<'_>) -> Option<String> {
             .into(),
         );
     }
-    let retry = m.report().next_retry.as_ref().map(|t| t.0)?;
+    let retry = rest_until(m)?;
     (retry > case.fleet.now).then(|| format!("tries again at {retry}"))
+}
+
+/// Until when a node is left alone: as its proxy says, and for a minute after it gave a grant back for a reason of its own.
+pub(crate) fn rest_until(m: &Member<'_>) -> Option<Timestamp> {
+    let report = m.report();
+    let told = report.next_retry.as_ref().map(|t| t.0);
+    let gave_up = report.last_result.as_ref().filter(|r| {
+        r.outcome == crate::api::Outcome::Aborted && !crate::api::given_back_on_request(&r.reason)
+    });
+    let rest = gave_up
+        .and_then(|r| r.finished_at.as_ref())
+        .map(|t| add(t.0, GAVE_UP_SECS));
+    told.max(rest)
 }
 
 /// Nodes that hold a grant or have just given it back: they belong to the wave, but do not count as updated yet.

@@ -176,7 +176,8 @@ pub(crate) fn settle(case: &Case<'_>, out: &mut Decision) -> Ledger {
     ledger
 }
 
-fn note(case: &Case<'_>, node: &str, reason: &str, message: &str, attempt: u32) -> EventNote {
+/// The Event of a failure.
+pub(crate) fn note(case: &Case<'_>, node: &str, reason: &str, message: &str, attempt: u32) -> EventNote {
     EventNote {
         os: case.id.clone(),
         warning: true,

@@ -99,7 +99,12 @@ pub(crate) fn in_flight(case: &Case<'_>, v: &Verdict, out: &mut Decision) {
         let cause = abort_cause(case, v, m, grant, ordered);
         if cause.is_some() && !past_boot {
             if !(ordered && spec.desired == Desired::Abort) {
-                let mut next = granted(case, m, grant, &opid);
+                // Only the word changes: a node that has booted meanwhile finishes the order as it was given.
+                let mut next = if ordered {
+                    base(m)
+                } else {
+                    granted(case, m, grant, &opid)
+                };
                 next.spec.desired = Desired::Abort;
                 push(out, next, m.instance.is_some());
             }

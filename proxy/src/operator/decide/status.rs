@@ -7,8 +7,8 @@ use crate::api::{
     Counts, FailureRecord, Grant, OsStatus, Phase, Time, condition, counts_as_failure, is_true, set_condition,
 };
 
-use super::budget::{Verdict, obstacle};
-use super::ledger::Ledger;
+use super::budget::{Verdict, obstacle, rest_until};
+use super::ledger::{Ledger, note};
 use super::standing::{Member, Standing};
 use super::waves::Position;
 use super::{Case, Decision, EventNote, NodeView, OsView, StatusWrite};
@@ -53,7 +53,7 @@ pub(crate) fn write(
         denylist: v.denylist.clone(),
         resume: v.resume,
         forgiven: case.old.forgiven.clone(),
-        failures: failures(case, &ledger),
+        failures: failures(case, &ledger, out),
         lost: ledger.lost,
         grants: ledger.grants,
         conditions: case.old.conditions.clone(),
@@ -115,8 +115,8 @@ pub(crate) fn write(
         out.wake_at(now, t);
     }
     for m in &case.members {
-        if let Some(t) = m.report().next_retry.as_ref() {
-            out.wake_at(now, t.0);
+        if let Some(t) = rest_until(m) {
+            out.wake_at(now, t);
         }
     }
     if status != case.old {
@@ -143,8 +143,8 @@ fn counts(case: &Case<'_>, v: &Verdict, flying: usize, fresh: usize) -> Counts {
     }
 }
 
-/// Failures of staging have no grant; they are recorded here, once.
-fn failures(case: &Case<'_>, ledger: &Ledger) -> Vec<FailureRecord> {
+/// Failures of staging have no grant; they are recorded and told here, once.
+fn failures(case: &Case<'_>, ledger: &Ledger, out: &mut Decision) -> Vec<FailureRecord> {
     let mut all = ledger.failures.clone();
     for m in &case.members {
         let Some(f) = m
@@ -165,6 +165,9 @@ fn failures(case: &Case<'_>, ledger: &Ledger) -> Vec<FailureRecord> {
         {
             let (reason, message) = (f.reason.clone(), f.message.clone());
             let (node, digest) = (m.name.to_owned(), f.digest.clone());
+            let mut event = note(case, &node, &reason, &message, attempt);
+            event.cause.push_str(&format!("/{digest}"));
+            out.events.push(event);
             all.push(FailureRecord {
                 node,
                 digest,

@@ -16,6 +16,8 @@ const BOOT_MARGIN_SECS: i64 = 30;
 const RECORDON: u32 = 3;
 /// A drain that failed is tried again after 10 minutes, doubling to 2 hours.
 const DRAIN_RETRY_SECS: (i64, i64) = (600, 7200);
+/// Whatever else went wrong, after a minute, doubling to 30.
+const OTHER_RETRY_SECS: (i64, i64) = (60, 1800);
 
 /// Carries out an order that may reboot the node.
 pub(super) fn attempt(mut d: Draft<'_>, order: &OsInstanceSpec, abort: bool) -> Decision {
@@ -268,7 +270,7 @@ fn before_boot(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec, at: Ph
     {
         d.push(Action::Configure {
             step: Step::Upgradeconfigs,
-            op_id: format!("{}.pre", f.op_id()),
+            op_id: super::settings_op(f.op_id(), "pre", todo),
             configs: todo.clone(),
         });
         d.look();
@@ -384,7 +386,7 @@ fn on_target(
     {
         d.push(Action::Configure {
             step: Step::Sysconfigs,
-            op_id: format!("{}.post", f.op_id()),
+            op_id: super::settings_op(f.op_id(), "post", todo),
             configs: todo.clone(),
         });
         d.look();
@@ -526,7 +528,9 @@ fn give_back(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec) -> Decis
         .as_ref()
         .map(|t| t.digest.clone())
         .unwrap_or_default();
-    let staged = f.agent.as_ref().is_some_and(|a| a.report.has_staged(&digest));
+    // What the boot checks found missing is staged again, whatever was last heard of the slot.
+    let staged =
+        failure.reason != "NotStaged" && f.agent.as_ref().is_some_and(|a| a.report.has_staged(&digest));
     let counts = crate::api::counts_as_failure(&failure.reason);
     d.phase(match (counts, staged) {
         (true, _) => Phase::Failed,
@@ -534,9 +538,7 @@ fn give_back(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec) -> Decis
         _ => Phase::Idle,
     });
     d.report.pre_cordoned = false;
-    if failure.reason.starts_with("Drain") || failure.reason == "VolumesAttached" {
-        d.report.next_retry = Some(Time(drain_retry(f.now, failure.count)));
-    }
+    d.report.next_retry = retry_at(f.now, &failure).map(Time);
     d.result(Outcome::Aborted, &failure.reason, &failure.message);
     d.report_here();
     d.push(Action::Event {
@@ -547,7 +549,15 @@ fn give_back(mut d: Draft<'_>, node: &NodeFact, order: &OsInstanceSpec) -> Decis
     d.because(&failure.reason)
 }
 
-fn drain_retry(now: Timestamp, count: u32) -> Timestamp {
-    let (least, most) = DRAIN_RETRY_SECS;
-    after(now, (least << count.saturating_sub(1).min(10)).min(most))
+/// When a grant that was given back may come again: what failed by itself backs off, what was somebody's wish does not.
+fn retry_at(now: Timestamp, failure: &NodeFailure) -> Option<Timestamp> {
+    if crate::api::given_back_on_request(&failure.reason) {
+        return None;
+    }
+    let drain = failure.reason.starts_with("Drain") || failure.reason == "VolumesAttached";
+    let (least, most) = if drain { DRAIN_RETRY_SECS } else { OTHER_RETRY_SECS };
+    Some(after(
+        now,
+        (least << failure.count.saturating_sub(1).min(10)).min(most),
+    ))
 }

@@ -60,7 +60,7 @@ pub(super) fn config(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
             }
             d.push(Action::Configure {
                 step: Step::Sysconfigs,
-                op_id: format!("{op}.config"),
+                op_id: super::settings_op(&op, "config", &configs),
                 configs,
             });
             d.look();

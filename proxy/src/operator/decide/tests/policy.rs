@@ -7,7 +7,7 @@ use serde_json::json;
 use super::world::*;
 use crate::api::condition_type::*;
 use crate::api::*;
-use crate::operator::decide::decide;
+use crate::operator::decide::{InstanceWrite, decide};
 
 fn fleet(nodes: usize, max: serde_json::Value) -> World {
     let mut w = World::new(nodes);
@@ -680,4 +680,65 @@ fn an_order_carries_everything_the_node_needs() {
         w.cond("blue", ACCEPTED).2.contains("kuberntes"),
         "the warning is shown"
     );
+}
+
+/// A proxy that gives its grant back for a reason of its own gets no other one for a minute, even if it names no time.
+#[test]
+fn a_grant_that_was_given_back_does_not_come_again_at_once() {
+    for (reason, waits) in [
+        ("NotStaged", true),
+        ("ConfigRejected", true),
+        ("", false),
+        ("GrantGone", false),
+    ] {
+        let mut w = fleet(1, json!(1));
+        w.run_until(|w| w.instance("n0000").spec.grant.is_some());
+        let opid = w.instance("n0000").spec.opid.clone().unwrap();
+        let begun = w.fleet.now;
+        w.finish("n0000", &opid, Outcome::Aborted, reason, Phase::Staged);
+        w.run_until(|w| !w.status("blue").grants.iter().any(|g| g.attempt == 1));
+        w.run_until(|w| {
+            w.status("blue").grants.iter().any(|g| g.attempt == 2)
+                || !w.boots.is_empty()
+                || is_true(&w.status("blue").conditions, HALTED)
+        });
+        let after = w.fleet.now.as_second() - begun.as_second();
+        match (reason, waits) {
+            // Counts against the budget: one such node halts a fleet of one.
+            ("ConfigRejected", _) => assert!(is_true(&w.status("blue").conditions, HALTED)),
+            (_, true) => assert!(after >= 60, "{reason}: {after} s"),
+            (_, false) => assert!(after < 60, "{reason}: {after} s"),
+        }
+    }
+}
+
+/// An order that is withdrawn changes in one word only: a node that booted meanwhile finishes it with the settings it was
+/// given, not with those of the edit that withdrew it.
+#[test]
+fn an_abort_leaves_the_settings_of_the_order_alone() {
+    let mut w = World::new(1);
+    let configs = |v: &str| {
+        set(
+            json!({"version": v, "configs": [{"model": "kernel.sysctl", "contents": [{"key": v, "value": 1}]}]}),
+        )
+    };
+    let mut spec = upgrade(json!(1));
+    spec.sysconfigs = configs("one");
+    w.add_os("blue", spec);
+    w.plan("n0000", Plan::DrainBlocked);
+    w.run_until(|w| w.instance_phase("n0000") == Some(Phase::Draining));
+    w.edit("blue", |s| {
+        s.checksum = digest('c');
+        s.sysconfigs = configs("two");
+    });
+    let d = decide(&w.fleet);
+    let InstanceWrite::Update(i) = &d.instances[0] else {
+        panic!("{d:?}")
+    };
+    assert_eq!(i.spec.desired, Desired::Abort);
+    assert_eq!(
+        i.spec.sysconfigs.as_ref().unwrap().version.as_deref(),
+        Some("one")
+    );
+    assert_eq!(i.spec.target.as_ref().unwrap().digest, digest('b'));
 }

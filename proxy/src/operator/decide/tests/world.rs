@@ -440,7 +440,7 @@ impl World {
         }
     }
 
-    fn finish(&mut self, name: &str, opid: &str, outcome: Outcome, reason: &str, phase: Phase) {
+    pub(crate) fn finish(&mut self, name: &str, opid: &str, outcome: Outcome, reason: &str, phase: Phase) {
         self.sims.get_mut(name).unwrap().busy = None;
         let n = self.node(name);
         if n.annotations.remove(ANN_CORDONED_BY).is_some() {
@@ -552,8 +552,9 @@ impl World {
                 if !back {
                     agent.previous_digest = std::mem::replace(&mut agent.digest, target.digest);
                     agent.previous_version = std::mem::replace(&mut agent.os_version, target.version);
-                    agent.staged_digest = agent.previous_digest.clone();
                 }
+                // The previous system lies whole in the other slot, but what boots next has to be staged.
+                agent.staged_digest.clear();
             }
             Phase::Verifying => self.report(name).phase = Phase::Committing,
             Phase::RollingBack => {

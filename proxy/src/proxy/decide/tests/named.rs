@@ -405,3 +405,96 @@ fn without_an_instance_nothing_is_written_but_our_own_cordon_goes() {
     let d = decide(&f);
     assert_eq!(d.actions, [Action::Release { uncordon: true }]);
 }
+
+/// The agent answers an operation id that comes back with other entries with a refusal: settings that were edited under the
+/// same order, or half of whose answer was lost, ask under an id of their own; the same entries ask under the same one.
+#[test]
+fn the_operation_id_of_settings_names_their_entries() {
+    let configs = |version: &str, key: &str| Configs {
+        version: Some(version.into()),
+        configs: vec![crate::api::Config {
+            model: Some("kernel.sysctl".into()),
+            contents: vec![crate::api::ConfigEntry {
+                key: Some(key.into()),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }],
+    };
+    let asked = |c: Configs| {
+        let mut w = World::plain();
+        w.order.desired = Desired::Config;
+        w.order.opid = Some("op-config".into());
+        w.order.sysconfigs = Some(c);
+        w.order.grant = Some(crate::api::GrantOrder {
+            epoch: 1,
+            grantedat: Time(w.now),
+            notafter: Time(after(w.now, 600)),
+        });
+        let d = decide(&w.facts());
+        let ids = d.actions.iter().find_map(|a| match a {
+            Action::Configure { op_id, .. } => Some(op_id.clone()),
+            _ => None,
+        });
+        ids.unwrap()
+    };
+    let first = asked(configs("1", "a"));
+    assert!(
+        first.starts_with("op-config.config.") && first.len() <= 128,
+        "{first}"
+    );
+    assert_eq!(first, asked(configs("1", "a")), "a repeated call joins");
+    assert_ne!(first, asked(configs("1", "b")));
+    assert_ne!(first, asked(configs("2", "a")));
+}
+
+/// The slot no longer holds what was staged: given back, staged anew, and not asked for again at once.
+#[test]
+fn a_slot_that_lost_the_target_backs_off_and_is_staged_again() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Draining);
+    w.agent.report.staged_digest.clear();
+    w.agent.report.staged_digests.clear();
+    for _ in 0..5 {
+        w.round();
+    }
+    let r = w.report.last_result.clone().unwrap();
+    assert_eq!((r.outcome, r.reason.as_str()), (Outcome::Aborted, "NotStaged"));
+    assert_eq!(w.report.phase, Phase::Idle, "it has to be staged again");
+    assert!(!w.node.unschedulable && w.boots_asked == 0);
+    let wait = |w: &World| w.report.next_retry.as_ref().unwrap().0.as_second() - w.now.as_second();
+    let first = wait(&w);
+    assert!((60..=1800).contains(&first), "{first}");
+    // Once more under the next order: longer.
+    w.order.opid = Some("op-boot-2".into());
+    w.order.attempt = 2;
+    for _ in 0..5 {
+        w.round();
+    }
+    assert_eq!(w.report.last_result.as_ref().unwrap().op_id, "op-boot-2");
+    assert_eq!(w.report.failure.as_ref().unwrap().count, 2);
+    assert!(wait(&w) >= 2 * first, "{} after {first}", wait(&w));
+}
+
+/// Going back to the previous system stages it first: it lies in the other slot, but the agent boots only what was staged.
+#[test]
+fn the_previous_system_is_staged_before_it_is_booted() {
+    let mut w = World::plain();
+    assert_eq!(w.run_to_the_end(), End::Updated);
+    assert_eq!(w.agent.report.previous_digest, super::world::OLD);
+    w.order.desired = Desired::Stage;
+    w.order.opid = Some("op-back".into());
+    w.order.target.as_mut().unwrap().digest = super::world::OLD.into();
+    w.round();
+    assert!(
+        matches!(w.report.phase, Phase::Idle | Phase::Staging),
+        "{:?}",
+        w.report.phase
+    );
+    let d = decide(&w.facts());
+    assert!(
+        d.actions.iter().any(|a| matches!(a, Action::Stage { .. })),
+        "{:?}",
+        d.actions
+    );
+}

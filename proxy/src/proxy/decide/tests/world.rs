@@ -179,18 +179,16 @@ impl World {
     fn runs(&mut self, digest: &str, trial: bool) {
         let other = if digest == OLD { NEW } else { OLD };
         let other_known = other == OLD || self.agent.report.runs(NEW) || self.agent.report.has_staged(NEW);
+        // The previous system lies whole in the other slot, but is not staged: the agent boots only what was staged since.
         let r = &mut self.agent.report;
         r.boot_id = format!("boot-{}", self.boots);
         r.machine_id = "m".into();
         r.slot = if digest == OLD { "A" } else { "B" }.into();
         r.digest = digest.into();
         r.digests = vec![digest.into()];
-        r.staged_digest = if other_known { other.into() } else { String::new() };
-        r.staged_digests = if other_known {
-            vec![other.into()]
-        } else {
-            Vec::new()
-        };
+        r.previous_digest = if other_known { other.into() } else { String::new() };
+        r.staged_digest.clear();
+        r.staged_digests.clear();
         r.healthy = !trial;
         self.agent.trial = trial;
         self.agent.armed = false;
@@ -413,8 +411,6 @@ impl World {
                 self.runs(OLD, false);
                 self.agent.fell_back_from = NEW.into();
                 self.agent.denied = vec![NEW.into()];
-                self.agent.report.staged_digest.clear();
-                self.agent.report.staged_digests.clear();
             } else {
                 self.runs(NEW, true);
                 self.agent.boot_op = op;
