@@ -9,6 +9,7 @@ mod condition;
 mod instance;
 mod names;
 mod os;
+mod report;
 mod status;
 
 #[cfg(test)]
@@ -18,6 +19,7 @@ pub use condition::*;
 pub use instance::*;
 pub use names::*;
 pub use os::*;
+pub use report::*;
 pub use status::*;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -7,6 +7,7 @@ pub mod evict;
 pub mod filter;
 pub mod plan;
 pub mod run;
+mod server;
 pub mod volumes;
 
 use crate::api::{NodePolicy, OnDrainTimeout};

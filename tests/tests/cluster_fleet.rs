@@ -34,8 +34,8 @@ fn seconds(from: Timestamp, to: Timestamp) -> f64 {
 }
 
 /// Calls by verb and resource, with their number per node.
-fn counted<'a>(calls: impl Iterator<Item = &'a Call> + Clone, nodes: usize) -> (f64, String) {
-    let counts = Audit::counts(calls.clone());
+fn counted<'a>(calls: impl Iterator<Item = &'a Call>, nodes: usize) -> (f64, String) {
+    let counts = Audit::counts(calls);
     let total: usize = counts.values().sum();
     let list: Vec<String> = counts.iter().map(|(k, n)| format!("{n} {k}")).collect();
     (total as f64 / nodes as f64, list.join(", "))
@@ -122,12 +122,13 @@ async fn roll_out(nodes: usize, quiet: Duration) -> Result<()> {
     let seen = check(&audit, who, limit)?;
     ensure!(seen.grants == nodes, "{} grants for {nodes} nodes", seen.grants);
     let began = from.to_string();
-    let ours = audit
+    let ours: Vec<&Call> = audit
         .of(&operator.name)
-        .filter(|c| c.at > began && c.resource != "leases");
-    let refused = ours.clone().filter(|c| c.code == 403).count();
+        .filter(|c| c.at > began && c.resource != "leases")
+        .collect();
+    let refused = ours.iter().filter(|c| c.code == 403).count();
     ensure!(refused == 0, "{refused} requests of the operator were refused");
-    let (per_node, list) = counted(ours, nodes);
+    let (per_node, list) = counted(ours.into_iter(), nodes);
     let (by_player, _) = counted(audit.of(&proxy.name).filter(|c| c.at > began), nodes);
     let took = seconds(from, to);
     // What no operator could beat: rounds of nodes that go down together, and the cap on its own requests.

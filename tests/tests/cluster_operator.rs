@@ -483,7 +483,12 @@ async fn long_names(b: &Bed) -> Result<()> {
             .take(n)
             .collect::<String>()
     };
-    let names = [long(64), long(253), "dotted.node.example".to_owned()];
+    // No name is the beginning of another.
+    let names = [
+        format!("a{}", long(63)),
+        format!("b{}", long(252)),
+        "dotted.node.example".to_owned(),
+    ];
     for n in &names {
         b.fleet.add(n, "long").await?;
     }
@@ -689,6 +694,8 @@ async fn missing_right(b: &Bed) -> Result<()> {
 /// upgrade, and touches nobody else's Node or OSInstance (R14, KF-S1).
 async fn only_ones_own(b: &Bed) -> Result<()> {
     b.cluster.apply(&deployed("admission.yaml")?).await?;
+    // The DaemonSet that the proxy's pod belongs to: a drain leaves it, and with it the token.
+    b.cluster.apply(&deployed("manager.yaml")?).await?;
     make_node(&b.admin, "own-0", "none", "Slipway 1").await?;
     let label = json!({"metadata": {"labels": {LABEL_NODE_SELECTOR: "own"}}});
     b.nodes()
@@ -983,8 +990,8 @@ async fn the_operator_and_bad_input() {
                 .run(stringify!($f), async {
                     // The next case must not suffer for this one.
                     let r = $f(&b).await;
-                    b.clear().await.context("clearing up")?;
-                    r
+                    let cleared = b.clear().await.context("clearing up");
+                    r.and(cleared)
                 })
                 .await
         };

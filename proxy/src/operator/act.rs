@@ -1,32 +1,29 @@
 //! Carries decisions out: every write has a precondition, none is repeated blindly. The client must not retry by itself.
 
+mod event;
+mod objects;
+mod probe;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::api::{
-    ANN_CORDONED_BY, Grant, INSTANCE_NAMESPACE, LABEL_CONFIGURING, LABEL_SERIAL, LABEL_UPGRADING,
-    OPERATOR_MANAGER, OS, OSInstance,
-};
+use crate::api::{Grant, INSTANCE_NAMESPACE, OS, OSInstance};
 use crate::clock;
 
-use super::decide::{Decision, EventNote, FinalizerWrite, InstanceWrite, Orphan, StatusWrite, confirm};
+use super::decide::{Decision, FinalizerWrite, StatusWrite, confirm};
 use super::facts::{NodeFacts, Trouble};
 use super::observe::View;
 
 /// Writes to different OSInstances under way at once.
 const AT_ONCE: usize = 8;
-/// Causes of Events remembered, so that one cause makes one request.
-const CAUSES: usize = 10_000;
 
 /// Spaces requests out: a burst, then so many per second.
 struct Pace {
@@ -276,178 +273,6 @@ impl Actor {
         }
     }
 
-    /// One write to an OSInstance. False if it failed in a way that time may cure.
-    async fn instance(&self, write: InstanceWrite) -> bool {
-        self.pace.wait().await;
-        let api = self.instances();
-        let (name, verb, result) = match write {
-            InstanceWrite::Create(i) => (
-                i.name_any(),
-                "create osinstances",
-                api.create(&PostParams::default(), &i).await,
-            ),
-            InstanceWrite::Update(i) => (
-                i.name_any(),
-                "update osinstances",
-                api.replace(&i.name_any(), &PostParams::default(), &i).await,
-            ),
-            InstanceWrite::Delete(i) => return self.delete(&i).await,
-        };
-        match result {
-            Ok(stored) => {
-                self.view.put_instance(stored);
-                true
-            }
-            Err(e) if code(&e) == 409 || code(&e) == 404 => {
-                match api.get_opt(&name).await {
-                    Ok(Some(live)) => self.view.put_instance(live),
-                    Ok(None) => self.view.drop_instance(&name),
-                    Err(_) => {}
-                }
-                true
-            }
-            Err(e) => {
-                self.failed(verb, &e, &mut Outcome::default());
-                false
-            }
-        }
-    }
-
-    async fn delete(&self, instance: &OSInstance) -> bool {
-        let (api, name) = (self.instances(), instance.name_any());
-        if !instance.finalizers().is_empty() {
-            let mut bare = OSInstance {
-                status: None,
-                ..instance.clone()
-            };
-            bare.metadata.finalizers = None;
-            match api.replace(&name, &PostParams::default(), &bare).await {
-                Ok(_) => {}
-                Err(e) if matches!(code(&e), 404 | 409) => {}
-                Err(e) => {
-                    self.failed("update osinstances", &e, &mut Outcome::default());
-                    return false;
-                }
-            }
-        }
-        let only = Preconditions {
-            uid: instance.uid(),
-            resource_version: None,
-        };
-        match api
-            .delete(
-                &name,
-                &DeleteParams {
-                    preconditions: Some(only),
-                    ..DeleteParams::default()
-                },
-            )
-            .await
-        {
-            Ok(_) => self.view.drop_instance(&name),
-            Err(e) if code(&e) == 404 => self.view.drop_instance(&name),
-            Err(e) if code(&e) == 409 => {}
-            Err(e) => {
-                self.failed("delete osinstances", &e, &mut Outcome::default());
-                return false;
-            }
-        }
-        true
-    }
-
-    async fn orphan(&self, orphan: Orphan, out: &mut Outcome) {
-        self.pace.wait().await;
-        let patch = json!({
-            "metadata": {
-                "resourceVersion": orphan.resource_version,
-                "annotations": {ANN_CORDONED_BY: null},
-                "labels": {LABEL_UPGRADING: null, LABEL_CONFIGURING: null, LABEL_SERIAL: null},
-            },
-            "spec": {"unschedulable": null},
-        });
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        match nodes
-            .patch(&orphan.node, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-        {
-            Ok(node) => {
-                out.writes += 1;
-                tracing::info!(node = %orphan.node, "a cordon of ours that nobody owned any more was removed");
-                self.view.put_node(&node);
-            }
-            Err(e) => {
-                self.failed("patch nodes", &e, out);
-                if code(&e) == 409
-                    && let Ok(node) = nodes.get(&orphan.node).await
-                {
-                    self.view.put_node(&node);
-                }
-            }
-        }
-    }
-
-    async fn event(&mut self, note: &EventNote) {
-        let hash = hex(&Sha256::digest(format!("{}/{}", note.os.uid, note.cause)));
-        if !self.sent.insert(hash.clone()) {
-            return;
-        }
-        if self.sent.len() > CAUSES {
-            self.sent.clear();
-        }
-        let now = Time(clock::now());
-        let mut message = note.message.clone();
-        let mut end = message.len().min(1000);
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        message.truncate(end);
-        let event = Event {
-            metadata: ObjectMeta {
-                // The same cause has the same name: a successor's attempt to send it again is refused.
-                name: Some(format!(
-                    "{}.{}",
-                    note.os
-                        .name
-                        .chars()
-                        .take(200)
-                        .collect::<String>()
-                        .trim_end_matches(['.', '-']),
-                    &hash[..16]
-                )),
-                namespace: Some(note.os.namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            involved_object: ObjectReference {
-                api_version: Some("upgrade.openeuler.org/v1alpha1".into()),
-                kind: Some("OS".into()),
-                name: Some(note.os.name.clone()),
-                namespace: Some(note.os.namespace.clone()),
-                uid: Some(note.os.uid.clone()),
-                ..ObjectReference::default()
-            },
-            type_: Some(if note.warning { "Warning" } else { "Normal" }.into()),
-            reason: Some(note.reason.clone()),
-            message: Some(message),
-            source: Some(EventSource {
-                component: Some(OPERATOR_MANAGER.into()),
-                ..EventSource::default()
-            }),
-            reporting_component: Some(OPERATOR_MANAGER.into()),
-            reporting_instance: Some(self.instance.clone()),
-            first_timestamp: Some(now.clone()),
-            last_timestamp: Some(now),
-            count: Some(1),
-            ..Event::default()
-        };
-        self.pace.wait().await;
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &note.os.namespace);
-        match api.create(&PostParams::default(), &event).await {
-            Ok(_) => {}
-            Err(e) if code(&e) == 409 => {}
-            Err(error) => tracing::warn!(%error, "cannot send an Event"),
-        }
-    }
-
     /// A write failed. Rights that are missing are trouble that stops everything; the rest is tried again.
     fn failed(&self, what: &str, error: &kube::Error, out: &mut Outcome) {
         if code(error) == 409 {
@@ -472,105 +297,6 @@ impl Actor {
             _ => tracing::warn!(what, %error, "will be tried again"),
         }
     }
-
-    async fn pruned(&mut self, namespace: &str, os: &OS) {
-        let trouble = Trouble {
-            reason: "CRDPruned".into(),
-            message: "the cluster has other definitions of OS and OSInstance (KubeOS's own?) and drops our fields; nothing is granted. Apply proxy/deploy/crds.yaml".into(),
-        };
-        tracing::error!("{}", trouble.message);
-        let note = EventNote {
-            os: super::decide::OsRef {
-                namespace: namespace.to_owned(),
-                name: os.name_any(),
-                uid: os.uid().unwrap_or_default(),
-            },
-            warning: true,
-            reason: trouble.reason.clone(),
-            message: trouble.message.clone(),
-            cause: "pruned".into(),
-        };
-        self.view.set_trouble(Some(trouble));
-        self.event(&note).await;
-    }
-
-    /// Whether the server takes our writes and keeps our fields, asked without changing anything. Sets or clears trouble.
-    pub(crate) async fn probe(&mut self) {
-        let dry = PostParams {
-            dry_run: true,
-            ..PostParams::default()
-        };
-        let os = self.view.with(clock::now(), |f| f.oses.first().cloned());
-        if let Some(mut os) = os {
-            let namespace = os.namespace().unwrap_or_default();
-            let mut status = os.status.clone().unwrap_or_default();
-            let now = Time(clock::now());
-            status.grants.push(Grant {
-                node: "probe".into(),
-                node_uid: "probe".into(),
-                kind: Default::default(),
-                attempt: 0,
-                granted_at: now.clone(),
-                not_after: now,
-                epoch: 0,
-            });
-            let wanted = status.grants.len();
-            os.status = Some(status);
-            match self
-                .os(&namespace)
-                .replace_status(&os.name_any(), &dry, &os)
-                .await
-            {
-                Ok(answer) if answer.status.as_ref().is_some_and(|s| s.grants.len() == wanted) => {}
-                Ok(_) => return self.pruned(&namespace, &os).await,
-                Err(e) if code(&e) == 403 => {
-                    return self.failed("update os/status", &e, &mut Outcome::default());
-                }
-                Err(error) => tracing::debug!(%error, "probe"),
-            }
-        }
-        let any = self
-            .view
-            .with(clock::now(), |f| f.instances.values().next().cloned());
-        let mut trial = OSInstance::new("slipway-probe", Default::default());
-        trial.spec.desired = crate::api::Desired::Stage;
-        trial.metadata.namespace = Some(INSTANCE_NAMESPACE.into());
-        match self.instances().create(&dry, &trial).await {
-            Ok(answer) if answer.spec.desired == trial.spec.desired => {}
-            Ok(_) => {
-                let os = self
-                    .view
-                    .with(clock::now(), |f| f.oses.first().cloned())
-                    .unwrap_or_default();
-                return self
-                    .pruned(&os.namespace().unwrap_or_else(|| "default".into()), &os)
-                    .await;
-            }
-            Err(e) if code(&e) == 403 => {
-                return self.failed("create osinstances", &e, &mut Outcome::default());
-            }
-            Err(error) => tracing::debug!(%error, "probe"),
-        }
-        if let Some(instance) = any {
-            match self
-                .instances()
-                .replace(&instance.name_any(), &dry, &instance)
-                .await
-            {
-                Err(e) if code(&e) == 403 => {
-                    return self.failed("update osinstances", &e, &mut Outcome::default());
-                }
-                _ => {}
-            }
-        }
-        if self.view.set_trouble(None) {
-            tracing::info!("the server takes our writes again");
-        }
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn short(text: &str) -> String {

@@ -58,6 +58,8 @@ pub struct Memory {
     stage: Option<(StageResult, JoinHandle<()>)>,
     drain: Option<Drain>,
     silent_since: Option<Timestamp>,
+    pruned: bool,
+    refollow: bool,
 }
 
 struct Drain {
@@ -71,6 +73,13 @@ impl Memory {
     /// The Node as a write of ours left it.
     pub fn node_written(&mut self, n: NodeFact) {
         self.node = Some(n);
+    }
+
+    /// Whether the server kept what was reported. Once it does again, orders are read anew: a watch that began under other
+    /// definitions still delivers them cut down, and does not deliver again what it delivered.
+    pub fn kept(&mut self, kept: bool) {
+        self.refollow |= kept && self.pruned;
+        self.pruned = !kept;
     }
 
     /// Remembers the task that stages.
@@ -212,18 +221,13 @@ pub async fn run(client: kube::Client, settings: Settings, stop: impl Future<Out
     let agent = Agent::new(&settings.socket);
     let (agent_tx, agent_rx) = watch::channel(None);
     let following = tokio::spawn(follow_agent(agent.clone(), agent_tx, Arc::clone(&changed)));
-    let instance = spawn_follow::<OSInstance>(
-        Api::namespaced(client.clone(), INSTANCE_NAMESPACE),
-        &settings.node,
-        &changed,
-    );
     let actor = Actor {
         client: client.clone(),
         agent,
         settings: settings.clone(),
         changed: Arc::clone(&changed),
     };
-    let looping = work(&actor, &instance, &agent_rx);
+    let looping = work(&actor, &agent_rx);
     tokio::select! {
         () = looping => {}
         () = stop => tracing::info!("stopping; whatever is under way goes on at the next start"),
@@ -231,14 +235,28 @@ pub async fn run(client: kube::Client, settings: Settings, stop: impl Future<Out
     following.abort();
 }
 
-async fn work(actor: &Actor, instance: &Follower<OSInstance>, agent: &watch::Receiver<Option<AgentFact>>) {
+async fn work(actor: &Actor, agent: &watch::Receiver<Option<AgentFact>>) {
     let settings = &actor.settings;
+    let follow_instance = || {
+        let api = Api::<OSInstance>::namespaced(actor.client.clone(), INSTANCE_NAMESPACE);
+        spawn_follow(api, &settings.node, &actor.changed)
+    };
+    let mut instance = follow_instance();
+    let mut seen = Seen::Unknown;
     let mut mem = Memory::default();
     let mut node: Option<Follower<Node>> = None;
     let mut failures = 0u32;
     let mut last_reason = String::new();
     loop {
-        let seen = instance.rx.borrow().clone();
+        if std::mem::take(&mut mem.refollow) {
+            tracing::info!("the server keeps what is reported again; reading orders anew");
+            instance = follow_instance();
+        }
+        // A watch that has said nothing yet takes nothing back of what is known.
+        let said = instance.rx.borrow().clone();
+        if !matches!(said, Seen::Unknown) {
+            seen = said;
+        }
         mem.turn_to(seen.object()).await;
         let spec = seen.object().map(|i| i.spec.clone());
         let known = known_node(&node, &mem);

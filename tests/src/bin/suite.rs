@@ -34,6 +34,13 @@ fn e2e(name: &'static str, test: &'static str) -> Step {
     s
 }
 
+/// One test of a file that holds several.
+fn one_of(name: &'static str, test: &'static str, only: &'static str) -> Step {
+    let mut s = e2e(name, test);
+    s.argv.push(only);
+    s
+}
+
 fn steps(layer: &str) -> Vec<Step> {
     match layer {
         "unit" => vec![
@@ -78,9 +85,14 @@ fn steps(layer: &str) -> Vec<Step> {
         "cluster" => vec![
             e2e("drain against kubectl drain", "cluster_drain"),
             e2e("a node's way through updates", "cluster_proxy"),
+            e2e("the operator and bad input", "cluster_operator"),
+            one_of("200 simulated nodes", "cluster_fleet", "two_hundred_nodes"),
         ],
         // Every roll-out holds half a minute of faults and then the time to come to rest: too long for the default run.
-        "cluster-more" => vec![e2e("roll-outs while everything dies", "cluster_chaos")],
+        "cluster-more" => vec![
+            e2e("roll-outs while everything dies", "cluster_chaos"),
+            one_of("1,000 simulated nodes", "cluster_fleet", "a_thousand_nodes"),
+        ],
         // Both at once: a node in QEMU and a control plane.
         "whole" => vec![e2e("the whole system by kubectl apply", "cluster_whole")],
         "steps" => vec![

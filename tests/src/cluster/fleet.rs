@@ -15,6 +15,7 @@ use os_proxy::api::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -53,6 +54,10 @@ struct Shared {
     pace: Pace,
     fates: Mutex<BTreeMap<String, Fate>>,
     boots: Mutex<BTreeMap<String, u32>>,
+    /// The server's definitions dropped a report.
+    dropped: AtomicBool,
+    /// They do not any more: a watch that began under them still delivers orders cut down by them.
+    relist: tokio::sync::Notify,
 }
 
 /// The running player.
@@ -74,6 +79,8 @@ impl Fleet {
             pace,
             fates: Mutex::default(),
             boots: Mutex::default(),
+            dropped: AtomicBool::new(false),
+            relist: tokio::sync::Notify::new(),
         });
         let task = Task::spawn(play(Arc::clone(&shared)));
         Fleet { shared, _task: task }
@@ -136,12 +143,23 @@ fn status(os: &str, boot: &str, ready: bool) -> Value {
 async fn play(shared: Arc<Shared>) {
     let api: Api<OSInstance> = Api::namespaced(shared.proxy.clone(), INSTANCE_NAMESPACE);
     let mut nodes: BTreeMap<String, (Option<String>, watch::Sender<OsInstanceSpec>, Task)> = BTreeMap::new();
-    let mut stream = std::pin::pin!(
-        watcher(api, watcher::Config::default())
-            .default_backoff()
-            .applied_objects()
-    );
-    while let Some(event) = stream.next().await {
+    let follow = || {
+        Box::pin(
+            watcher(api.clone(), watcher::Config::default())
+                .default_backoff()
+                .applied_objects(),
+        )
+    };
+    let mut stream = follow();
+    loop {
+        let event = tokio::select! {
+            event = stream.next() => event,
+            () = shared.relist.notified() => {
+                stream = follow();
+                continue;
+            }
+        };
+        let Some(event) = event else { return };
         let Ok(i) = event else { continue };
         let (name, uid) = (i.name_any(), i.uid());
         if !lock(&shared.fates).contains_key(&name) {
@@ -218,7 +236,11 @@ impl One {
             )
             .await?;
         let kept = stored.status.is_some_and(|s| s.agent.is_some());
+        self.shared.dropped.fetch_or(!kept, Ordering::SeqCst);
         ensure!(kept, "the server's definitions drop what the agent says");
+        if self.shared.dropped.swap(false, Ordering::SeqCst) {
+            self.shared.relist.notify_one();
+        }
         Ok(())
     }
 

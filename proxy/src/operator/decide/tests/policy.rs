@@ -692,6 +692,7 @@ fn a_grant_that_was_given_back_does_not_come_again_at_once() {
         ("GrantGone", false),
     ] {
         let mut w = fleet(1, json!(1));
+        w.stage_secs = 5;
         w.run_until(|w| w.instance("n0000").spec.grant.is_some());
         let opid = w.instance("n0000").spec.opid.clone().unwrap();
         let begun = w.fleet.now;
