@@ -363,9 +363,8 @@ impl From<&v1::StatusReply> for AgentFact {
                 .map(|f| f.digest.clone())
                 .collect(),
             fell_back_from: failure.map(|f| f.digest.clone()).unwrap_or_default(),
-            fall_back_cause: failure
-                .map(|f| format!("{}: {}", f.cause().as_str_name(), f.message))
-                .unwrap_or_default(),
+            // Begins with the slot and the cause.
+            fall_back_cause: failure.map(|f| f.message.clone()).unwrap_or_default(),
             // An armed slot wants a reboot too; that is our own doing.
             reboot_required: (s.reboot_required && s.phase() == v1::Phase::Idle)
                 .then(|| s.reboot_reason.clone()),
