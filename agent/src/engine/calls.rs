@@ -51,6 +51,13 @@ impl Engine {
                 .record(s)
                 .filter(|r| r.content != os_proto::record::Content::Dirty)
                 .map(|r| r.shown())
+        })
+        // The records lie with the state: where that cannot be had, their absence says nothing.
+        .map_err(|e| match self.ports.store.missing() {
+            Some(why) if e.code == Code::NotStaged => {
+                AgentError::new(Code::StateWriteFailed, format!("no place for the state: {why}"))
+            }
+            _ => e,
         })?;
         let ask = StageAsk {
             op_id: op_id.clone(),

@@ -713,6 +713,15 @@ fn without_state_nothing_is_staged_but_a_trial_is_still_committed_or_left() {
     n.until("a commit", |n| n.disk.env().cur == Slot::B);
     let r = n.stage_request("3", "");
     assert_eq!(code(n.stage(&r)), Code::StateWriteFailed);
+    let of_slot = v1::StageRequest {
+        source: Some(v1::Source {
+            from: Some(v1::source::From::Slot(v1::Slot::A.into())),
+            ..v1::Source::default()
+        }),
+        checksum: String::new(),
+        ..r
+    };
+    assert_eq!(code(n.stage(&of_slot)), Code::StateWriteFailed);
     // The way back needs no state either: armed from outside, a verdict is bad.
     n.stop();
     let env = n.disk.env();
