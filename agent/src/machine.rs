@@ -176,6 +176,8 @@ pub struct StageAsk {
     pub op_id: String,
     /// Checksum of the payload.
     pub digest: Sha256Digest,
+    /// PRETTY_NAME or VERSION_ID that it must have; `None` = any.
+    pub version: Option<String>,
     /// Who asks.
     pub asked_by: String,
     /// Also a digest that failed before.
@@ -296,6 +298,8 @@ pub struct SlotContent {
     pub fetched: u64,
     /// Bytes written.
     pub written: u64,
+    /// What went wrong on the way and was put right, for the log; empty = nothing.
+    pub remark: String,
 }
 
 /// One thing to do. Performed in order; the first failure stops the rest.

@@ -119,13 +119,13 @@ pub fn observing(handle: tokio::runtime::Handle, config: Config) -> (Ports, Opti
 fn of_node(handle: tokio::runtime::Handle, config: Config, observe: bool) -> (Ports, Options, Utf8PathBuf) {
     let clock = Arc::new(SystemClock);
     let layout = discover::online();
-    let store = node_store(layout.is_ok());
+    let store = node_store(layout.is_ok(), observe);
     let boot_part = layout
         .as_ref()
         .map_err(Clone::clone)
         .and_then(|l| l.region(Role::Boot));
     let state_dir = store.dir().to_owned();
-    let panics = store.missing().is_none().then(|| state_dir.join("panics"));
+    let panics = (store.missing().is_none() && !observe).then(|| state_dir.join("panics"));
     let ports = Ports {
         source: Arc::new(Sources::new(
             handle,
@@ -182,11 +182,10 @@ pub fn offline(
     let clock = Arc::new(SystemClock);
     let layout = discover::offline(&disk.disk, disk.running)?;
     let dir = disk.state_dir();
-    let store = if observe && !dir.exists() {
-        // Looking leaves no trace.
-        DirStore::empty(&dir)
+    let store = if observe {
+        DirStore::look(&dir)
     } else {
-        DirStore::open(&dir)
+        DirStore::open(&dir).with_all_room()
     };
     let settings = System::offline(&dir, &disk.disk, layout.region(Role::Boot));
     let boot = bootloader(&Ok(layout));
@@ -228,10 +227,17 @@ fn bootloader(layout: &Result<Layout>) -> Arc<dyn Bootloader> {
     }
 }
 
-fn node_store(slots: bool) -> DirStore {
+fn node_store(slots: bool, observe: bool) -> DirStore {
+    let at = |dir: &Utf8Path| {
+        if observe {
+            DirStore::look(dir)
+        } else {
+            DirStore::open(dir).with_room()
+        }
+    };
     let dir = Utf8Path::new(PERSIST).join(persist::STATE_DIR);
     if !slots {
-        return DirStore::open(Utf8Path::new(VAR_STATE)).with_room();
+        return at(Utf8Path::new(VAR_STATE));
     }
     if let Some(why) = health::mark(PERSIST_MISSING) {
         return DirStore::absent(&dir, format!("PERSIST could not be used at boot: {why}"));
@@ -240,7 +246,7 @@ fn node_store(slots: bool) -> DirStore {
         .map(|t| mount::parse(&t).iter().any(|m| m.at == PERSIST))
         .unwrap_or(false);
     if mounted {
-        DirStore::open(&dir).with_room()
+        at(&dir)
     } else {
         DirStore::absent(&dir, "PERSIST is not mounted at /persist")
     }

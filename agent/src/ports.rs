@@ -116,6 +116,10 @@ pub trait Report: Send + Sync {
     fn step(&self, name: &'static str, total_bytes: Option<u64>);
     /// `done` bytes of the current step.
     fn done(&self, bytes: u64);
+    /// So many bytes of the slot were written so far, and so many needed no writing.
+    fn wrote(&self, written: u64, saved: u64) {
+        let _ = (written, saved);
+    }
     /// Why nothing moves ("server.example: connection refused, try 3 of 8 in 4 s"); `None` = moving again.
     fn waiting(&self, why: Option<String>);
 }

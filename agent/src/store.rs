@@ -12,6 +12,8 @@ use os_proto::layout::Slot;
 
 /// Room kept for state.json: more than [`crate::state::MAX_OPERATIONS`] of them take.
 const STATE_ROOM: usize = 512 << 10;
+/// Room that an offline disk's state.json starts with; its log is short.
+const OFFLINE_ROOM: usize = 64 << 10;
 /// Room kept for a slot's record and other small documents.
 const RECORD_ROOM: usize = 8 << 10;
 const PRIVATE: u32 = 0o600;
@@ -24,6 +26,8 @@ const TRIAL_INODES: u64 = 64;
 pub struct DirStore {
     dir: Utf8PathBuf,
     missing: Option<String>,
+    /// Kept for state.json.
+    room: usize,
 }
 
 impl DirStore {
@@ -33,6 +37,7 @@ impl DirStore {
         DirStore {
             dir: dir.to_owned(),
             missing: made.err().map(|e| format!("{dir}: {e}")),
+            room: STATE_ROOM,
         }
     }
 
@@ -45,14 +50,35 @@ impl DirStore {
         self
     }
 
-    fn reserve(&self) -> std::io::Result<()> {
-        let documents = [
-            (self.state(), STATE_ROOM),
+    /// As [`DirStore::with_room`] for a disk that does not run: where there is no room for all of it nothing is kept, and the
+    /// directory counts as missing. Nobody waits for an offline disk, so it is better not to begin.
+    pub fn with_all_room(mut self) -> DirStore {
+        self.room = OFFLINE_ROOM;
+        if self.missing.is_none() {
+            let documents = self.documents();
+            let taken = documents
+                .iter()
+                .try_for_each(|(path, room)| document::reserve(path, *room, PRIVATE));
+            if let Err(e) = taken {
+                documents.iter().for_each(|(path, _)| document::release(path));
+                self.missing = Some(format!("{}: {e}", self.dir));
+            }
+        }
+        self
+    }
+
+    /// Documents that must be writable when nothing else is, with the room that each needs.
+    fn documents(&self) -> [(Utf8PathBuf, usize); 4] {
+        [
+            (self.state(), self.room),
             (self.record(Slot::A), RECORD_ROOM),
             (self.record(Slot::B), RECORD_ROOM),
             (self.keep_etc(), RECORD_ROOM),
-        ];
-        for (path, room) in documents {
+        ]
+    }
+
+    fn reserve(&self) -> std::io::Result<()> {
+        for (path, room) in self.documents() {
             match document::reserve(&path, room, PRIVATE) {
                 Err(e) if e.kind() == std::io::ErrorKind::ReadOnlyFilesystem => return Err(e),
                 Err(e) => tracing::warn!(%path, %e, "no room could be kept for it"),
@@ -77,14 +103,18 @@ impl DirStore {
         DirStore {
             dir: dir.to_owned(),
             missing: Some(why.into()),
+            room: STATE_ROOM,
         }
     }
 
-    /// An empty one that is not created: for looking at a disk without leaving a trace.
-    pub fn empty(dir: &Utf8Path) -> DirStore {
+    /// For looking only: nothing is created and no room is taken, so that looking leaves no trace. A directory that is not there
+    /// is empty; a file system that is mounted read-only counts as missing, as it would for a writer.
+    pub fn look(dir: &Utf8Path) -> DirStore {
+        let read_only = dir.ancestors().find(|d| d.exists()).is_some_and(space::read_only);
         DirStore {
             dir: dir.to_owned(),
-            missing: None,
+            missing: read_only.then(|| format!("{dir}: Read-only file system")),
+            room: STATE_ROOM,
         }
     }
 
@@ -127,7 +157,7 @@ impl StateStore for DirStore {
     }
 
     fn save(&self, text: &[u8]) -> Result<()> {
-        self.write(&self.state(), text, STATE_ROOM)
+        self.write(&self.state(), text, self.room)
     }
 
     fn load_record(&self, slot: Slot) -> std::result::Result<Option<Vec<u8>>, String> {

@@ -104,6 +104,17 @@ pub struct Medium {
     pub signs: Vec<Sign>,
     /// A trial would get no room, for this reason.
     pub no_room: Option<String>,
+    /// A byte of the slots that the medium stores wrongly.
+    pub rot: Option<Rot>,
+}
+
+/// A byte that is stored wrongly.
+#[derive(Debug, Clone, Copy)]
+pub struct Rot {
+    /// Where in a slot.
+    pub at: usize,
+    /// By so many more writes of it.
+    pub writes: u32,
 }
 
 /// A disk in memory. Cloning shares it.
@@ -139,6 +150,7 @@ impl MemDisk {
                 keep_etc: None,
                 signs: Vec::new(),
                 no_room: None,
+                rot: None,
             })),
             running: Arc::new(Mutex::new(Slot::A)),
         }
@@ -228,6 +240,14 @@ impl SlotDevice for MemSlot {
         let mut m = self.disk.medium();
         let at = offset as usize;
         m.slots[index(self.slot)][at..at + data.len()].copy_from_slice(data);
+        if let Some(rot) = &mut m.rot
+            && (at..at + data.len()).contains(&rot.at)
+            && rot.writes > 0
+        {
+            rot.writes -= 1;
+            let at = rot.at;
+            m.slots[index(self.slot)][at] ^= 0x40;
+        }
         m.log.push(Write::Slot(self.slot, offset, data.len()));
         Ok(())
     }

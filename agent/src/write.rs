@@ -10,6 +10,7 @@ mod resume;
 mod unpack;
 
 pub use journal::Key;
+pub use readback::hash_of;
 pub use resume::known;
 
 use crate::error::{AgentError, Result};
@@ -135,6 +136,30 @@ impl Installed {
     }
 }
 
+/// Why an installation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// What happened.
+    pub error: AgentError,
+    /// Everything was written, and the medium gives back something else: another attempt writes what differs, and nothing else.
+    pub differs: bool,
+}
+
+impl From<AgentError> for Failed {
+    fn from(error: AgentError) -> Failed {
+        Failed {
+            error,
+            differs: false,
+        }
+    }
+}
+
+impl From<Failed> for AgentError {
+    fn from(f: Failed) -> AgentError {
+        f.error
+    }
+}
+
 /// One piece of the image on its way.
 struct Chunk {
     index: u64,
@@ -182,7 +207,7 @@ struct Hashed {
 ///
 /// # Errors
 /// The download's and the payload's; `SlotTooSmall`, `SizeMismatch`, `ChecksumMismatch`, `MediumCorrupt`, `Cancelled`,
-/// `StateWriteFailed`, `Internal`. The slot then holds nothing mountable, unless it was left as it was.
+/// `StateWriteFailed`, `Internal`. The slot then holds nothing mountable, unless it was left as it was or reads back wrong.
 pub fn install(
     mut payload: Payload,
     wanted: &Authentic<Opaque>,
@@ -191,7 +216,7 @@ pub fn install(
     journal: Option<(Box<dyn JournalStore>, Key)>,
     cancel: &Cancel,
     report: &Arc<dyn Report>,
-) -> Result<Installed> {
+) -> std::result::Result<Installed, Failed> {
     let wanted = wanted.get().checksum();
     let name = payload.describe().to_owned();
     let fs_bytes = payload.fs_bytes();
@@ -232,7 +257,7 @@ pub fn install(
 
     let (hashed, end, tree, written, saved) = {
         let mut device = lock(&slot);
-        let mut placer = Placer::new(&mut **device, limits.flush_every, keeper, kept);
+        let mut placer = Placer::new(&mut **device, limits.flush_every, keeper, kept, report.as_ref());
         let placed = place(&mut placer, first, &hashed_out, &free_in, cancel);
         // Whatever came this far need not come again.
         let noted = placer.checkpoint();

@@ -18,11 +18,13 @@ use std::process::Command;
 #[path = "offline/cases.rs"]
 mod cases;
 mod common;
+#[path = "offline/full.rs"]
+mod full;
 
 use common::Ran;
 
 struct Bench {
-    _dir: tempfile::TempDir,
+    _dir: Option<tempfile::TempDir>,
     dir: Utf8PathBuf,
     disk: Utf8PathBuf,
 }
@@ -35,15 +37,23 @@ impl Bench {
     fn on(sector: u32) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap();
-        let disk = path.join("disk.img");
+        Bench {
+            _dir: Some(dir),
+            ..Bench::at(path, sector)
+        }
+    }
+
+    /// With its disk in a directory that is there.
+    fn at(dir: Utf8PathBuf, sector: u32) -> Bench {
+        let disk = dir.join("disk.img");
         TestDisk {
             sector,
             ..TestDisk::default()
         }
         .create(&disk);
         Bench {
-            _dir: dir,
-            dir: path,
+            _dir: None,
+            dir,
             disk,
         }
     }
@@ -93,6 +103,21 @@ impl Bench {
 
     fn bytes(&self) -> Vec<u8> {
         std::fs::read(&self.disk).unwrap()
+    }
+
+    /// Where a slot lies.
+    fn region(&self, slot: Slot) -> std::ops::Range<usize> {
+        let layout = os_agent::sys::discover::offline(&self.disk, Slot::A).unwrap();
+        let r = layout.region(slot.role()).unwrap();
+        r.offset as usize..(r.offset + r.size) as usize
+    }
+
+    /// Puts an image into a slot, as a factory does.
+    fn plant(&self, slot: Slot, data: &[u8]) {
+        let at = self.region(slot).start;
+        let mut d = self.bytes();
+        d[at..at + data.len()].copy_from_slice(data);
+        std::fs::write(&self.disk, d).unwrap();
     }
 
     fn env(&self) -> Env {
@@ -446,6 +471,7 @@ fn usage_and_places_that_are_no_disks() {
 #[test]
 fn doctor_looks_at_a_disk_and_repairs_an_os_state_that_nobody_can_read() {
     let b = Bench::new();
+    b.plant(Slot::B, &image("2"));
     let d = b.good(&["doctor"]);
     assert_eq!(d["sound"], true, "{d:#}");
     let r = b.run(&["doctor", "--repair-state"]);

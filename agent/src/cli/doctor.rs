@@ -5,6 +5,8 @@ use clap::Args;
 use os_agent::doctor::{self, Check, Sight, Verdict};
 use os_agent::error::{AgentError, Result};
 use os_agent::node;
+use os_agent::ports::StateStore;
+use os_agent::store::DirStore;
 use os_agent::sys::discover;
 use os_proto::codes::{Code, exit};
 use serde_json::{Value, json};
@@ -20,6 +22,9 @@ pub(crate) struct DoctorArgs {
     /// Write os-state anew for the slot that runs, where no copy of the environment can be read
     #[arg(long, conflicts_with = "url")]
     pub(crate) repair_state: bool,
+    /// With --repair-state and --disk: also for a slot that holds no system
+    #[arg(long, requires_all = ["repair_state", "disk"])]
+    pub(crate) force: bool,
 }
 
 /// Prints the checks and gives the exit code: 1 when one is bad.
@@ -27,11 +32,12 @@ pub(crate) async fn run(args: DoctorArgs, place: &Where, handle: tokio::runtime:
     if args.repair_state {
         let disk = place.offline();
         let env = blocking(move || {
-            let layout = match &disk {
-                Some(d) => discover::offline(&d.disk, d.running)?,
-                None => discover::online()?,
+            let Some(d) = &disk else {
+                return doctor::repair(&discover::online()?, None);
             };
-            doctor::repair(&layout)
+            let records = DirStore::look(&d.state_dir());
+            let records = (!args.force).then_some(&records as &dyn StateStore);
+            doctor::repair(&discover::offline(&d.disk, d.running)?, records)
         })
         .await?;
         print(
@@ -130,6 +136,7 @@ pub(crate) async fn report(place: &Where, handle: tokio::runtime::Handle) -> Res
         url: None,
         allow_http: false,
         repair_state: false,
+        force: false,
     };
     let checks = checks(args, place, handle.clone()).await?;
     let (status, history) = match Target::open(place, handle, true).await {

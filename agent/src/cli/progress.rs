@@ -98,6 +98,9 @@ pub(super) fn describe(p: &v1::Progress, percent: Option<u64>) -> String {
     if let Some(n) = percent {
         text = format!("{text} of {} ({n} %)", mib(p.total_bytes));
     }
+    if p.saved_bytes > 0 {
+        text = format!("{text}, {} of it stand there already", mib(p.saved_bytes));
+    }
     if p.rate_bytes_per_sec > 0 {
         text = format!("{text}, {}/s", mib(p.rate_bytes_per_sec));
     }

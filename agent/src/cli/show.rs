@@ -139,6 +139,14 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
             mib(p.done_bytes),
             mib(p.total_bytes)
         );
+        if p.written_bytes + p.saved_bytes > 0 {
+            let _ = writeln!(
+                t,
+                "  written: {}; stood there already: {}",
+                mib(p.written_bytes),
+                mib(p.saved_bytes)
+            );
+        }
         if !p.waiting_for.is_empty() {
             let _ = writeln!(t, "  waiting: {}", p.waiting_for);
         }

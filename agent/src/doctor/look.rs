@@ -180,7 +180,8 @@ fn name_servers(root: &Utf8Path) -> usize {
         .count()
 }
 
-struct Silent;
+/// Progress that nobody sees.
+pub(super) struct Silent;
 
 impl Report for Silent {
     fn step(&self, _: &'static str, _: Option<u64>) {}

@@ -3,14 +3,14 @@
 use super::{Engine, Inner, OpHandle, answer, work::Task};
 use crate::error::{AgentError, Result};
 use crate::machine::{Event, Outcome, Proof, StageAsk};
-use crate::ports::{Cancel, Location, Report, SlotDevice, SourceRequest};
+use crate::ports::{Cancel, Location, Report, SourceRequest};
 use crate::state::{Kind, OpResult, Phase};
 use crate::wire;
+use crate::write;
 use os_proto::codes::Code;
 use os_proto::digest::Sha256Digest;
 use os_proto::layout::Slot;
 use os_proto::v1;
-use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// What became of a call.
@@ -62,6 +62,7 @@ impl Engine {
         let ask = StageAsk {
             op_id: op_id.clone(),
             digest: task.digest,
+            version: task.version.clone(),
             asked_by: asked_by.to_owned(),
             force: r.force,
             dry_run: r.dry_run,
@@ -228,7 +229,7 @@ impl Engine {
             return Ok(None);
         }
         let report = self.handle("", Kind::Commit);
-        hash(
+        write::hash_of(
             device.as_mut(),
             record.image_size,
             &Cancel::default(),
@@ -290,7 +291,7 @@ impl Engine {
             ));
         };
         let mut device = self.ports.slots.open_read(&layout, slot)?;
-        let found = hash(device.as_mut(), record.image_size, cancel, report)?;
+        let found = write::hash_of(device.as_mut(), record.image_size, cancel, report)?;
         let whole = record.content != os_proto::record::Content::Dirty;
         if whole && found != record.image_sha256 && !self.options.observe {
             let mut inner = self.lock();
@@ -344,28 +345,4 @@ impl Engine {
                 .collect(),
         }
     }
-}
-
-/// Hashes the first `size` bytes of a device, read from the medium.
-fn hash(
-    device: &mut dyn SlotDevice,
-    size: u64,
-    cancel: &Cancel,
-    report: &dyn Report,
-) -> Result<Sha256Digest> {
-    device.drop_cache()?;
-    report.step("read-back", Some(size));
-    let mut hasher = Sha256::new();
-    let mut buf = vec![0u8; 1 << 20];
-    let mut at = 0;
-    while at < size {
-        cancel.check()?;
-        let want = usize::try_from((size - at).min(buf.len() as u64)).unwrap_or(buf.len());
-        let part = buf.get_mut(..want).unwrap_or_default();
-        device.read_at(at, part)?;
-        hasher.update(&part);
-        at += want as u64;
-        report.done(at);
-    }
-    Ok(Sha256Digest(hasher.finalize().into()))
 }

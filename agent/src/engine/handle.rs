@@ -152,6 +152,13 @@ impl Report for OpHandle {
         });
     }
 
+    fn wrote(&self, written: u64, saved: u64) {
+        self.change(false, |s, _| {
+            s.progress.written_bytes = written;
+            s.progress.saved_bytes = saved;
+        });
+    }
+
     fn waiting(&self, why: Option<String>) {
         self.change(true, |s, _| s.progress.waiting_for = why.unwrap_or_default());
     }

@@ -47,7 +47,7 @@ fn an_update_is_tried_and_committed() {
 }
 
 #[test]
-fn ten_good_boots_change_no_environment_byte() {
+fn t44_ten_good_boots_change_no_environment_byte() {
     let mut n = Node::new();
     n.update("2").unwrap();
     n.committed();
@@ -429,7 +429,7 @@ fn a_slot_chosen_at_the_console_is_foreign() {
 }
 
 #[test]
-fn a_boot_loader_that_does_not_count_is_noticed_and_the_second_time_terminal() {
+fn t38_a_boot_loader_that_does_not_count_is_noticed_and_the_second_time_terminal() {
     let mut n = Node::new();
     let r = n.stage_request("2", "");
     n.stage(&r).unwrap();
@@ -915,4 +915,71 @@ fn verify_slot_compares_with_the_record() {
     assert!(look(&n, None) && look(&n, Some(Slot::B)));
     n.disk.medium().slots[0][9999] ^= 1;
     assert!(!look(&n, None));
+}
+
+/// Where the image of [`crate::testing::image`] has a byte that is not in its first block.
+const INSIDE: usize = 100_000;
+
+#[test]
+fn a_chunk_that_reads_back_differently_is_written_once_more() {
+    for (fault, fine) in [(INSIDE, true), (1100, true), (INSIDE, false), (1100, false)] {
+        let mut n = Node::new();
+        let r = n.stage_request("2", "s");
+        let writes = if fine { 1 } else { u32::MAX };
+        n.disk.medium().rot = Some(crate::testing::Rot { at: fault, writes });
+        let result = n.stage(&r);
+        let log = n.engine().history(0).operations;
+        if fine {
+            result.unwrap();
+            assert_eq!(n.source.opened(), 2, "fetched once more");
+            assert!(
+                log[0].message.contains("chunk 0") && log[0].message.contains("writing it again"),
+                "the log says so: {}",
+                log[0].message
+            );
+            assert_eq!(n.disk.medium().slots[1][..image("2").len()], image("2")[..]);
+            n.activate("a", true).unwrap();
+            n.reboot_when_asked();
+            n.committed();
+            continue;
+        }
+        assert_eq!(code(result), Code::MediumCorrupt);
+        assert!(log[0].message.contains("written twice"), "{}", log[0].message);
+        assert_eq!(n.source.opened(), 2, "once more, and not for ever");
+        assert_eq!(code(n.activate("a", true)), Code::NotStaged);
+        assert_eq!(n.disk.env().try_slot, None);
+        let s = n.status();
+        assert_eq!(s.slots[1].state(), v1::SlotState::Dirty);
+        assert_eq!(s.last_failure.unwrap().code, "MediumCorrupt");
+        // The disk was replaced: the same order goes through.
+        n.disk.medium().rot = None;
+        n.stage(&n.stage_request("2", "s2")).unwrap();
+    }
+}
+
+/// Stages, and gives the progress at its end.
+fn progress_of(n: &Node, r: &v1::StageRequest) -> v1::Progress {
+    let super::Begun::Running(h) = n.engine().stage(r, "test").unwrap() else {
+        panic!("answered at once");
+    };
+    let view = h.follow();
+    while view.borrow().result.is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(view.borrow().result.clone().unwrap().is_ok());
+    h.progress()
+}
+
+#[test]
+fn progress_says_what_was_written_and_what_stood_there() {
+    let mut n = Node::new();
+    let size = image("2").len() as u64;
+    let p = progress_of(&n, &n.stage_request("2", "a"));
+    assert_eq!((p.written_bytes, p.saved_bytes), (size, 0), "{p:?}");
+    // Nobody knows what the slot holds, and all of it is right.
+    n.stop();
+    n.disk.medium().records[1] = None;
+    n.boot();
+    let p = progress_of(&n, &n.stage_request("2", "b"));
+    assert_eq!((p.written_bytes, p.saved_bytes), (0, size), "{p:?}");
 }

@@ -179,12 +179,14 @@ impl Engine {
         let report: Arc<dyn Report> = op.clone();
         let mut attempt = 1;
         let mut wrote = false;
+        // How the first read-back failed.
+        let mut differed: Option<AgentError> = None;
         loop {
             op.attempt(attempt);
             op.cancel.check()?;
             let mut journal = self.ports.store.journal();
             request.known = journal.as_mut().and_then(|j| write::known(&mut **j, &key));
-            let once = || -> Result<Installed> {
+            let once = || -> std::result::Result<Installed, write::Failed> {
                 let download = self.ports.source.open(&request, &op.cancel, report.clone())?;
                 let wanted = match download.documents() {
                     Some(d) => verify::layer(
@@ -214,13 +216,7 @@ impl Engine {
                     &report,
                 )
             };
-            let result = retry(once, attempt);
-            if let Err((e, _)) = &result
-                && spoils(e)
-            {
-                self.forget_journal();
-            }
-            match result {
+            match once() {
                 Ok(installed) => {
                     let seen = self.inspected(&installed, task)?;
                     let content = SlotContent {
@@ -230,16 +226,34 @@ impl Engine {
                         image_sha256: installed.image_sha256(),
                         fetched: installed.fetched(),
                         written: installed.written(),
+                        remark: differed.map_or_else(String::new, |e| {
+                            format!("{}: put right by writing it again", e.message)
+                        }),
                     };
                     return Ok((installed, Event::Installed(content)));
                 }
-                Err((e, true)) => {
+                // The journal stays: what it says is true, and what differs is written once more.
+                Err(f) if f.differs && differed.is_none() => {
+                    tracing::warn!(e = %f.error, attempt, "writing once more what reads back differently");
+                    report.waiting(Some(f.error.message.clone()));
+                    differed = Some(f.error);
+                }
+                Err(f) => {
+                    let e = f.error;
+                    if spoils(&e) {
+                        self.forget_journal();
+                    }
+                    if attempt >= ATTEMPTS || e.code != Code::ObjectChanged {
+                        return Err(self.dated(match differed {
+                            Some(_) if f.differs => e.context("written twice"),
+                            _ => e,
+                        }));
+                    }
                     tracing::warn!(%e, attempt, "starting over");
                     report.waiting(Some(e.message));
-                    attempt += 1;
                 }
-                Err((e, false)) => return Err(self.dated(e)),
             }
+            attempt += 1;
         }
     }
 
@@ -307,12 +321,4 @@ fn spoils(e: &AgentError) -> bool {
 /// Where a payload comes from, as the journal knows it: hashed, because a URL may hold a signature.
 fn origin(location: &Location) -> Sha256Digest {
     Sha256Digest(Sha256::digest(format!("{location:?}")).into())
-}
-
-/// Runs one attempt; says whether another one makes sense.
-fn retry<T>(once: impl FnOnce() -> Result<T>, attempt: u32) -> std::result::Result<T, (AgentError, bool)> {
-    once().map_err(|e| {
-        let again = attempt < ATTEMPTS && e.code == Code::ObjectChanged;
-        (e, again)
-    })
 }

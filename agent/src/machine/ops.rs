@@ -14,11 +14,21 @@ pub(super) struct Order {
     text: String,
 }
 
+/// How the order of a stage says that every version will do.
+const ANY_VERSION: &str = "any version";
+
 /// The order in an event; `None` = it is no operation.
 pub(super) fn order(event: &Event) -> Option<Order> {
     let any = |d: &Option<Sha256Digest>| d.map_or_else(|| "any".to_owned(), |d| d.to_string());
     let (op_id, kind, text) = match event {
-        Event::Stage(a) => (&a.op_id, Kind::Stage, format!("digest {}", a.digest)),
+        Event::Stage(a) => {
+            let version = a
+                .version
+                .as_ref()
+                .map_or_else(|| ANY_VERSION.to_owned(), |v| format!("version {v:?}"));
+            let text = format!("digest {}, {version}", a.digest);
+            (&a.op_id, Kind::Stage, text)
+        }
         Event::Activate(a) => (
             &a.op_id,
             Kind::Activate,
@@ -52,7 +62,13 @@ pub(super) fn same_order(node: &Node, order: &Order) -> Result<()> {
         ("", _) => return Ok(()),
         (text, _) => text.to_owned(),
     };
-    if before == order.text {
+    // An older agent kept no version: nothing is known of the one that was asked for.
+    let versionless = order.kind == Kind::Stage && !before.contains(',');
+    let now = match order.text.split_once(',') {
+        Some((digest, _)) if versionless => digest,
+        _ => &order.text,
+    };
+    if before == now {
         return Ok(());
     }
     Err(AgentError::new(

@@ -256,6 +256,9 @@ pub(super) fn installed(node: &Node, now: i64, c: &SlotContent) -> Result<Step> 
         ..OpResult::default()
     };
     staged(&mut next, now, &run, digest, &c.version, &result);
+    if !c.remark.is_empty() {
+        ops::remark(&mut next, &run.op_id, c.remark.clone());
+    }
     effects.extend([Effect::SaveState { required: true }, Effect::Reply]);
     Ok(Step::done(next, effects, result))
 }

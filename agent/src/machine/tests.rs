@@ -71,6 +71,7 @@ fn stage(op: &str, n: u8) -> Event {
     Event::Stage(StageAsk {
         op_id: op.into(),
         digest: digest(n),
+        version: None,
         asked_by: "test".into(),
         force: false,
         dry_run: false,
@@ -86,6 +87,7 @@ fn installed(n: u8) -> Event {
         image_sha256: digest(n),
         fetched: 1,
         written: 1,
+        remark: String::new(),
     })
 }
 

@@ -97,7 +97,7 @@ impl Bench {
         let payload = payload::open(Pieces::of(file, 100_000, true), slot.size())?;
         let wanted = verify::opaque(sum, &verify::Policy::default())?;
         let report: Arc<dyn Report> = Arc::new(Recorder::default());
-        write::install(
+        Ok(write::install(
             payload,
             &wanted,
             slot,
@@ -105,7 +105,7 @@ impl Bench {
             None,
             &Cancel::default(),
             &report,
-        )
+        )?)
     }
 
     fn good(&self, file: &[u8]) -> Installed {
@@ -145,7 +145,7 @@ fn tool(name: &str, args: &[&str]) -> Option<cmd::Ended> {
 }
 
 #[test]
-fn an_archive_becomes_a_file_system_that_e2fsck_finds_nothing_wrong_with() {
+fn kf_a9_an_archive_becomes_a_file_system_that_e2fsck_finds_nothing_wrong_with() {
     let b = Bench::new(16);
     let tar = archive().end();
     for file in [tar.clone(), gz(&Maker::default().file("os.tar", &tar).end())] {

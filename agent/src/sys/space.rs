@@ -27,6 +27,11 @@ pub fn free(path: &Utf8Path) -> std::io::Result<Free> {
     })
 }
 
+/// Whether the file system where `path` lies is mounted read-only.
+pub fn read_only(path: &Utf8Path) -> bool {
+    rustix::fs::statvfs(path.as_str()).is_ok_and(|s| s.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
 /// Bytes and inodes of the tree at `path`; nothing where there is none.
 pub fn used(path: &Utf8Path) -> (u64, u64) {
     let mut todo = vec![path.to_owned()];

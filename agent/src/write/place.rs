@@ -3,7 +3,7 @@
 use super::resume::Keeper;
 use super::{BLOCK, CHUNK, Chunk};
 use crate::error::Result;
-use crate::ports::SlotDevice;
+use crate::ports::{Report, SlotDevice};
 use crate::sys::buf::{self, AlignedBuf};
 
 /// Bytes at the start of the slot that are zeroed before the first real write: the boot block, the superblock and what
@@ -23,6 +23,7 @@ pub(super) struct Placer<'a> {
     written: u64,
     saved: u64,
     journal: Option<Keeper>,
+    report: &'a dyn Report,
 }
 
 impl<'a> Placer<'a> {
@@ -32,7 +33,9 @@ impl<'a> Placer<'a> {
         flush_every: u64,
         journal: Option<Keeper>,
         kept: u64,
+        report: &'a dyn Report,
     ) -> Self {
+        report.wrote(0, kept);
         Placer {
             device,
             scratch: AlignedBuf::zeroed(CHUNK),
@@ -44,6 +47,7 @@ impl<'a> Placer<'a> {
             written: 0,
             saved: kept,
             journal,
+            report,
         }
     }
 
@@ -61,7 +65,7 @@ impl<'a> Placer<'a> {
         let compare = chunk.zero || self.differing < DIFFERING || chunk.index.is_multiple_of(16);
         if compare && self.stands_there(&chunk)? {
             self.differing = 0;
-            self.saved += chunk.blocks().len() as u64;
+            self.keep(chunk.blocks().len());
             self.note(&chunk)?;
             return Ok(Some(chunk));
         }
@@ -99,7 +103,7 @@ impl<'a> Placer<'a> {
         };
         let blocks = first.blocks();
         if !self.head_zeroed && self.stands_there(&first)? {
-            self.saved += blocks.len() as u64;
+            self.keep(blocks.len());
             // Perhaps of an attempt that was cut short before its flush.
             return self.flush();
         }
@@ -111,6 +115,12 @@ impl<'a> Placer<'a> {
         self.flush()?;
         self.write(0, block)?;
         self.flush()
+    }
+
+    /// So many bytes stand there already.
+    fn keep(&mut self, len: usize) {
+        self.saved += len as u64;
+        self.report.wrote(self.written, self.saved);
     }
 
     fn stands_there(&mut self, chunk: &Chunk) -> Result<bool> {
@@ -145,6 +155,7 @@ impl<'a> Placer<'a> {
     fn write(&mut self, at: u64, data: &[u8]) -> Result<()> {
         self.device.write_at(at, data)?;
         self.written += data.len() as u64;
+        self.report.wrote(self.written, self.saved);
         self.since_flush += data.len() as u64;
         if self.since_flush >= self.flush_every {
             self.flush()?;

@@ -1,8 +1,8 @@
 //! Reads a whole image from the medium and compares.
 
-use super::{BLOCK, CHUNK, Chunk, join, lock};
-use crate::error::{AgentError, Result};
-use crate::ports::{Cancel, Report};
+use super::{BLOCK, CHUNK, Chunk, Failed, join, lock};
+use crate::error::AgentError;
+use crate::ports::{Cancel, Report, SlotDevice};
 use crate::slots::OpenSlot;
 use crate::sys::buf::AlignedBuf;
 use os_proto::codes::Code;
@@ -23,7 +23,7 @@ pub(super) fn read_back(
     ring: usize,
     cancel: &Cancel,
     report: &Arc<dyn Report>,
-) -> Result<Sha256Digest> {
+) -> Result<Sha256Digest, Failed> {
     report.step("read-back", Some(size));
     let mut device = lock(slot);
     device.drop_cache()?;
@@ -70,22 +70,48 @@ pub(super) fn read_back(
     let Some(wanted) = wanted.filter(|w| *w != got) else {
         return Ok(got);
     };
-    Err(if sums.is_some() {
-        differs(&device.describe(), "the image")
-    } else {
-        AgentError::new(
-            Code::ChecksumMismatch,
-            format!(
-                "{}: holds SHA-256 {got} in its first {size} bytes, expected {wanted}",
-                device.describe()
-            ),
-        )
-    })
+    if sums.is_some() {
+        return Err(differs(&device.describe(), "the image"));
+    }
+    let text = format!(
+        "{}: holds SHA-256 {got} in its first {size} bytes, expected {wanted}",
+        device.describe()
+    );
+    Err(AgentError::new(Code::ChecksumMismatch, text).into())
 }
 
-fn differs(device: &str, what: &str) -> AgentError {
-    AgentError::new(
-        Code::MediumCorrupt,
-        format!("{device}: {what} reads back differently from what was written; the medium is failing"),
-    )
+fn differs(device: &str, what: &str) -> Failed {
+    let text =
+        format!("{device}: {what} reads back differently from what was written; the medium is failing");
+    Failed {
+        error: AgentError::new(Code::MediumCorrupt, text),
+        differs: true,
+    }
+}
+
+/// Hashes the first `size` bytes of a device, read from the medium.
+///
+/// # Errors
+/// The device's; `Cancelled`.
+pub fn hash_of(
+    device: &mut dyn SlotDevice,
+    size: u64,
+    cancel: &Cancel,
+    report: &dyn Report,
+) -> crate::error::Result<Sha256Digest> {
+    device.drop_cache()?;
+    report.step("read-back", Some(size));
+    let mut hasher = Sha256::new();
+    let mut buf = vec![0u8; 1 << 20];
+    let mut at = 0;
+    while at < size {
+        cancel.check()?;
+        let want = usize::try_from((size - at).min(buf.len() as u64)).unwrap_or(buf.len());
+        let part = buf.get_mut(..want).unwrap_or_default();
+        device.read_at(at, part)?;
+        hasher.update(&part);
+        at += want as u64;
+        report.done(at);
+    }
+    Ok(Sha256Digest(hasher.finalize().into()))
 }

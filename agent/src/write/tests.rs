@@ -156,7 +156,15 @@ fn stage_from(
     let payload = payload::open(d, slot.size())?;
     let wanted = verify::opaque(sum, &verify::Policy::default()).unwrap();
     let report: Arc<dyn Report> = Arc::new(Recorder::default());
-    install(payload, &wanted, slot, &Limits::default(), None, cancel, &report)
+    Ok(install(
+        payload,
+        &wanted,
+        slot,
+        &Limits::default(),
+        None,
+        cancel,
+        &report,
+    )?)
 }
 
 fn stage(m: &Arc<Mutex<Medium>>, file: &[u8]) -> Result<Installed> {
@@ -368,7 +376,52 @@ fn an_image_that_grows_beyond_the_slot_is_stopped() {
 }
 
 #[test]
-fn a_failing_medium_is_noticed_wherever_it_fails() {
+fn t13_one_byte_too_large_is_refused_and_the_slot_stays_as_it_is() {
+    // A file system that fits in a file that does not.
+    let mut long = fake_ext4(SLOT as usize, 7);
+    long.push(0);
+    let old = fake_ext4(SLOT as usize, 8);
+    let sized = {
+        let mut w = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+        w.set_pledged_src_size(Some(long.len() as u64)).unwrap();
+        w.include_contentsize(true).unwrap();
+        std::io::Write::write_all(&mut w, &long).unwrap();
+        w.finish().unwrap()
+    };
+    for file in [long, sized] {
+        let m = medium(0);
+        m.lock().unwrap().data.copy_from_slice(&old);
+        let e = stage(&m, &file).unwrap_err();
+        assert_eq!((e.code, e.code.exit_code()), (Code::SlotTooSmall, 3), "{e}");
+        assert!(m.lock().unwrap().log.is_empty() && m.lock().unwrap().data == old);
+        assert!(mountable(&m));
+    }
+}
+
+#[test]
+fn t12_a_bomb_of_one_gibibyte_is_stopped_at_the_end_of_the_slot() {
+    let mut w = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    std::io::Write::write_all(&mut w, &fake_ext4(MIB as usize, 7)).unwrap();
+    let zeros = vec![0u8; MIB as usize];
+    for _ in 0..1023 {
+        std::io::Write::write_all(&mut w, &zeros).unwrap();
+    }
+    let bomb = w.finish().unwrap();
+    assert!(bomb.len() < 4 * MIB as usize, "{}", bomb.len());
+    let m = medium(0x55);
+    let e = stage(&m, &bomb).unwrap_err();
+    assert_eq!((e.code, e.code.exit_code()), (Code::SlotTooSmall, 3), "{e}");
+    assert!(!mountable(&m));
+    assert!(
+        m.lock().unwrap().written <= SLOT + MIB,
+        "nothing behind the slot's end"
+    );
+    // The slot is as good as before for the next image.
+    stage(&m, &fake_ext4(MIB as usize, 9)).unwrap();
+}
+
+#[test]
+fn kf_a8_a_failing_medium_is_noticed_wherever_it_fails() {
     let image = fake_ext4(3 * MIB as usize, 7);
     let mut lost = 0;
     for n in 0..8 {
@@ -396,6 +449,12 @@ fn a_failing_medium_is_noticed_wherever_it_fails() {
                 lost += 1;
                 assert_eq!(e.code, Code::MediumCorrupt, "{e}");
                 assert!(e.message.contains("chunk"), "{e}");
+                // Another attempt writes what differs: one chunk, and the head that kept the slot from being mounted.
+                let before = m.lock().unwrap().written;
+                stage(&m, &image).unwrap();
+                assert!(m.lock().unwrap().data[..image.len()] == image[..]);
+                let more = m.lock().unwrap().written - before;
+                assert!(more <= 2 * MIB + (64 << 10), "{more} for lost write {n}");
             }
         }
     }
@@ -599,7 +658,7 @@ fn t14_the_last_byte_of_a_large_image_counts() {
                 &report,
             )
         };
-        assert_eq!(run(1).unwrap_err().code, Code::ChecksumMismatch, "{size}");
+        assert_eq!(run(1).unwrap_err().error.code, Code::ChecksumMismatch, "{size}");
         assert_eq!(run(0).unwrap().image_size(), size);
     }
 }

@@ -100,6 +100,14 @@ fn an_operation_id_belongs_to_one_order_and_work_that_was_undone_is_done_again()
         r.stderr
     );
     assert_eq!(b.good(&["status"])["slots"][1]["version"], "2");
+    // Another version of the same image is another order as well.
+    let mut other = job.to_vec();
+    other.extend(["--version", "3"]);
+    let told = b.refused_as("A", &other, "InvalidArgument", 2);
+    assert!(
+        told.contains("any version") && told.contains("version \"3\""),
+        "{told}"
+    );
     // The result as long as it is true.
     assert_eq!(b.good(&job)["written_bytes"], b.good(&job)["written_bytes"]);
     assert_eq!(b.good(&["history"])["operations"].as_array().unwrap().len(), 1);
@@ -217,9 +225,154 @@ fn looking_at_a_damaged_environment_does_not_claim_to_have_mended_it() {
         4,
     );
     assert_eq!(b.bytes(), d);
+    // Nobody's word makes a blank slot the default.
+    for slot in ["A", "B"] {
+        let told = b.refused_as(slot, &["doctor", "--repair-state"], "NotStaged", 3);
+        assert!(told.contains("no system") && told.contains("--force"), "{told}");
+        assert_eq!(b.bytes(), d);
+    }
+    b.plant(Slot::A, &image("1"));
     let r = b.run(&["doctor", "--repair-state"]);
     assert_eq!(r.exit, 0, "{}", r.stderr);
     b.good(&["stage", "--image", &file, "--sha256", &sum]);
+}
+
+#[test]
+fn a_repair_of_os_state_believes_a_record_only_when_the_slot_reads_like_it() {
+    let b = Bench::new();
+    let at = b.env_at() & !0xffff;
+    let spoil = || {
+        let mut d = b.bytes();
+        d[at..at + (64 << 10)].fill(0xa5);
+        std::fs::write(&b.disk, &d).unwrap();
+    };
+    let repair = ["doctor", "--repair-state"];
+    // Half-written.
+    let (file, _) = b.file("v2.img", &image("2"));
+    let other = sha256(b"other").to_string();
+    b.refused(
+        &["stage", "--image", &file, "--sha256", &other],
+        "ChecksumMismatch",
+        4,
+    );
+    spoil();
+    b.refused_as("B", &repair, "NotStaged", 3);
+    let r = b.run_as("B", &["doctor", "--repair-state", "--force"]);
+    assert_eq!((r.exit, r.json()["cur"].as_str()), (0, Some("B")), "{}", r.stderr);
+    // Whole, and then rotten.
+    let b = Bench::new();
+    b.stage("v2.img", &image("2"));
+    let spoil = || {
+        let mut d = b.bytes();
+        d[at..at + (64 << 10)].fill(0xa5);
+        std::fs::write(&b.disk, &d).unwrap();
+    };
+    spoil();
+    assert_eq!(b.run_as("B", &repair).exit, 0);
+    spoil();
+    b.rot();
+    b.refused_as("B", &repair, "ChecksumMismatch", 4);
+    // On a node the slot that runs needs no proof, so there is nothing to force.
+    let out = Command::new(env!("CARGO_BIN_EXE_os-agent"))
+        .args(["doctor", "--repair-state", "--force"])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2));
+}
+
+/// Everything below a directory: name, size, time of the last change, content.
+fn listing(dir: &Utf8Path) -> Vec<(String, i64, i64, Vec<u8>)> {
+    use std::os::unix::fs::MetadataExt;
+    let mut out = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(d) = todo.pop() {
+        for e in d.read_dir_utf8().unwrap() {
+            let p = e.unwrap().path().to_owned();
+            let m = p.symlink_metadata().unwrap();
+            if m.is_dir() {
+                todo.push(p.clone());
+            }
+            let content = if m.is_file() {
+                std::fs::read(&p).unwrap()
+            } else {
+                Vec::new()
+            };
+            out.push((p.into_string(), m.mtime(), m.mtime_nsec(), content));
+        }
+    }
+    out.sort();
+    out
+}
+
+#[test]
+fn looking_leaves_no_trace_on_disk_or_in_the_state() {
+    let looks: &[&[&str]] = &[
+        &["status"],
+        &["history"],
+        &["doctor"],
+        &["report"],
+        &["verify-slot", "A"],
+        &["stage", "--dry-run", "--image", "https://x.invalid/y", "--sha256"],
+        &["configure", "--dry-run"],
+    ];
+    let b = Bench::new();
+    let args = b.file(
+        "args.yaml",
+        b"- model: grub.cmdline.next\n  contents: [{key: debug}]\n",
+    );
+    let zero = "00".repeat(32);
+    let look_all = |what: &str| {
+        let before = listing(&b.dir);
+        for look in looks {
+            let mut look = look.to_vec();
+            match look[0] {
+                "stage" => look.push(&zero),
+                "configure" => look.push(&args.0),
+                _ => {}
+            }
+            let r = b.run(&look);
+            assert!(
+                !r.stdout.is_empty() && r.exit != 2,
+                "{look:?}: {}{}",
+                r.stdout,
+                r.stderr
+            );
+            assert!(listing(&b.dir) == before, "{look:?} wrote something: {what}");
+        }
+    };
+    look_all("no state");
+    b.stage("v2.img", &image("2"));
+    look_all("staged");
+    b.good(&["activate"]);
+    b.count(3);
+    look_all("fell back, not noted yet");
+    let state = b.disk.with_extension("img.state");
+    // As an agent of before left it: no room was kept, and the file is torn.
+    for name in [".state.json.spare", "lock"] {
+        std::fs::remove_file(state.join(name)).unwrap();
+    }
+    std::fs::write(state.join("state.json"), "{\"schema\":").unwrap();
+    std::fs::remove_dir_all(state.join("slots")).unwrap();
+    look_all("damaged");
+}
+
+/// On this machine itself, in a mount namespace in which its state directory is empty.
+#[test]
+fn doctor_on_a_node_leaves_no_state_directory_behind() {
+    let script = "mount -t tmpfs none /var/lib && { \"$1\" doctor --json; \"$1\" report >/dev/null; ls -A /var/lib >&2; }";
+    let out = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
+        .arg(env!("CARGO_BIN_EXE_os-agent"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&out.stderr).into_owned();
+    if !out.status.success() && out.stdout.is_empty() {
+        assert!(!rustix::process::geteuid().is_root(), "{told}");
+        eprintln!("not run: no user namespaces here: {told}");
+        return;
+    }
+    assert!(serde_json::from_slice::<Value>(&out.stdout).unwrap()["checks"].is_array());
+    assert_eq!(told.trim(), "", "something was left in /var/lib");
 }
 
 #[test]
@@ -411,4 +564,47 @@ fn a_server_that_cannot_be_reached_is_not_waited_for_in_silence() {
         told.contains("try 2 of 3") && told.contains("try 3 of 3"),
         "{told}"
     );
+}
+
+#[test]
+fn kf_a5_a_second_process_on_the_same_disk_is_told_to_wait() {
+    let b = Bench::new();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = b.hanging_stage(&server);
+    let (file, sum) = b.file("v2.img", &image("2"));
+    let stage = ["stage", "--image", &file, "--sha256", &sum];
+    let before = b.bytes();
+    for _ in 0..3 {
+        b.refused_as("A", &stage, "Busy", 3);
+    }
+    assert_eq!(b.bytes(), before);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    b.good(&stage);
+    let slot = b.region(Slot::B);
+    assert_eq!(b.bytes()[slot][..image("2").len()], image("2")[..]);
+}
+
+#[test]
+fn kf_a11_staging_needs_no_room_beside_the_slot() {
+    let b = Bench::new();
+    let mut two = image("2");
+    two.resize(3 << 20, 7);
+    let state = b.disk.with_extension("img.state");
+    let held = || -> u64 { listing(&state).iter().map(|f| f.3.len() as u64).sum() };
+    let file = b.file("v2.img", &zstd::encode_all(two.as_slice(), 1).unwrap());
+    let other = sha256(b"other").to_string();
+    // Failed attempts leave nothing behind, however many.
+    for _ in 0..3 {
+        b.refused(
+            &["stage", "--image", &file.0, "--sha256", &other],
+            "ChecksumMismatch",
+            4,
+        );
+        assert!(held() < 300 << 10, "{}", held());
+    }
+    let r = b.good(&["stage", "--image", &file.0, "--sha256", &file.1]);
+    assert!(held() < 300 << 10, "{}", held());
+    let written = r["written_bytes"].as_u64().unwrap();
+    assert!(written <= two.len() as u64 / 100 * 105, "{written}");
 }

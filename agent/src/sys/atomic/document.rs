@@ -23,10 +23,30 @@ const STEP: usize = 4096;
 /// # Errors
 /// Why not all of it could be had.
 pub fn reserve(path: &Utf8Path, capacity: usize, mode: u32) -> std::io::Result<()> {
-    let spare = spare_of(path);
-    let mut f = open(&spare, mode)?;
+    take(&spare_of(path), capacity, mode)?;
+    if is_there(path) {
+        return Ok(());
+    }
+    // The first version will take the spare away for good, and the second one needs another.
+    take(&second_of(path), capacity, mode)
+}
+
+/// Gives the room of a document that does not exist back.
+pub fn release(path: &Utf8Path) {
+    if !is_there(path) {
+        let _ = std::fs::remove_file(spare_of(path));
+        let _ = std::fs::remove_file(second_of(path));
+    }
+}
+
+fn take(spare: &Utf8Path, capacity: usize, mode: u32) -> std::io::Result<()> {
+    let mut f = open(spare, mode)?;
     extend(&mut f, capacity)?;
     f.sync_all()
+}
+
+fn is_there(path: &Utf8Path) -> bool {
+    path.symlink_metadata().is_ok()
 }
 
 /// Replaces the document durably. `capacity` is the room that is kept for it; more content takes more while there is some.
@@ -58,7 +78,11 @@ pub fn read(path: &Utf8Path) -> std::io::Result<Option<Vec<u8>>> {
 }
 
 fn exchange(path: &Utf8Path, content: &[u8], capacity: usize, mode: u32) -> std::io::Result<()> {
-    let spare = spare_of(path);
+    let (spare, second) = (spare_of(path), second_of(path));
+    if is_there(path) && !is_there(&spare) && is_there(&second) {
+        // A crash right after the first write.
+        std::fs::rename(&second, &spare)?;
+    }
     let mut f = open(&spare, mode)?;
     let mut old = Vec::new();
     f.read_to_end(&mut old)?;
@@ -71,9 +95,10 @@ fn exchange(path: &Utf8Path, content: &[u8], capacity: usize, mode: u32) -> std:
     f.sync_all()?;
     drop(f);
     let dir = path.parent().unwrap_or(Utf8Path::new("."));
-    if path.symlink_metadata().is_err() {
+    if !is_there(path) {
         // The first time: the spare becomes the document.
         std::fs::rename(&spare, path)?;
+        let _ = std::fs::rename(&second, &spare);
         sync_dir(dir)?;
         let _ = reserve(path, capacity, mode);
         return Ok(());
@@ -93,6 +118,11 @@ fn old_is_small(spare: &Utf8Path, capacity: usize) -> bool {
 
 fn spare_of(path: &Utf8Path) -> Utf8PathBuf {
     path.with_file_name(format!(".{}.spare", path.file_name().unwrap_or_default()))
+}
+
+/// Room for the second version of a document that has no first one yet.
+fn second_of(path: &Utf8Path) -> Utf8PathBuf {
+    path.with_file_name(format!(".{}.second", path.file_name().unwrap_or_default()))
 }
 
 fn open(path: &Utf8Path, mode: u32) -> std::io::Result<File> {
@@ -180,6 +210,43 @@ mod tests {
     }
 
     #[test]
+    fn room_is_taken_for_the_first_version_and_the_second_before_there_is_any() {
+        let (_d, path) = dir();
+        let names = || {
+            let mut n: Vec<String> = path
+                .parent()
+                .unwrap()
+                .read_dir_utf8()
+                .unwrap()
+                .map(|e| e.unwrap().file_name().to_owned())
+                .collect();
+            n.sort();
+            n
+        };
+        reserve(&path, 10_000, 0o600).unwrap();
+        assert_eq!(read(&path).unwrap(), None, "room is no document");
+        assert_eq!(names(), [".state.json.second", ".state.json.spare"]);
+        write(&path, b"1", 10_000, 0o600).unwrap();
+        assert_eq!(names(), [".state.json.spare", "state.json"]);
+        for f in [&path, &spare_of(&path)] {
+            assert!(f.metadata().unwrap().len() >= 10_000);
+        }
+        // A crash between the two renames of the first write.
+        std::fs::rename(spare_of(&path), second_of(&path)).unwrap();
+        write(&path, b"2", 10_000, 0o600).unwrap();
+        assert_eq!(names(), [".state.json.spare", "state.json"]);
+        release(&path);
+        assert_eq!(
+            names(),
+            [".state.json.spare", "state.json"],
+            "a document keeps its room"
+        );
+        std::fs::remove_file(&path).unwrap();
+        release(&path);
+        assert!(names().is_empty());
+    }
+
+    #[test]
     fn a_file_system_that_refuses_keeps_the_old_content() {
         let (d, path) = dir();
         let e = write(&path.with_file_name("gone").join("x"), b"1", 100, 0o600).unwrap_err();
@@ -208,7 +275,6 @@ mod tests {
         let undo = Unmount(at.clone());
         let path = at.join("state.json");
         reserve(&path, 65_536, 0o600).unwrap();
-        write(&path, b"{\"first\":1}\n", 65_536, 0o600).unwrap();
         let mut n = 0;
         while std::fs::write(at.join(format!("f{n}")), b"").is_ok() {
             n += 1;

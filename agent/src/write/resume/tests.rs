@@ -156,7 +156,7 @@ fn stage(
         let slot = open(m);
         let payload = payload::open(d, slot.size())?;
         let wanted = verify::opaque(sha(file), &verify::Policy::default())?;
-        install(
+        Ok(install(
             payload,
             &wanted,
             slot,
@@ -164,7 +164,7 @@ fn stage(
             Some((Box::new(journal.clone()), key(file))),
             &Cancel::default(),
             &report,
-        )
+        )?)
     };
     Ran {
         result: run(),
