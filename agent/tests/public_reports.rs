@@ -1,30 +1,6 @@
 //! Faults that users of other updaters reported in public, each as a test of ours: updates.md section 16, the rows about
 //! environment, state machine and doctor. Rows about download, payload and slot discovery are tested beside that code.
-//!
-//! | row | what it is about | test |
-//! |---|---|---|
-//! | T19 | activation with a broken environment | `t19_a_broken_environment_copy_is_rebuilt_and_activation_works`; sizes: `boot::fat12::tests` |
-//! | T20 | success reported, nothing stored | `t20_a_commit_that_cannot_be_stored_is_no_success`, `t20_…_arming…` |
-//! | T21 | an extra line break in the environment | `t21_an_extra_line_break_costs_one_copy_and_nothing_else` |
-//! | T22 | two writers, a comment of somebody | `boot::dual_env::tests::eight_writers_take_turns`, `env_block::tests::damage_is_named` |
-//! | T23 | first boot without an environment | `t23_a_first_boot_needs_no_environment_of_the_agents_own`; imgbuild ships one: `image.rs` |
-//! | T24 | three power pulls | `t24_three_power_cuts_end_on_the_committed_slot` |
-//! | T25 | environment duplicated by fsck | `t25_os_state_is_neither_mounted_nor_checked` |
-//! | T26 | GRUB sees another layout than Linux | `crash_images.rs` (real GRUB on disks as power cuts leave them) |
-//! | T27 | boot configuration empty after a cut | `crashtest::tests::no_power_cut_of_an_update_leaves_a_node_that_does_not_boot` |
-//! | T37 | falls to the version before | `t37_whatever_is_broken_off_the_committed_slot_boots` |
-//! | T38 | the boot loader is skipped (kexec) | `engine::tests::a_boot_loader_that_does_not_count_is_noticed_and_the_second_time_terminal` |
-//! | T39 | endless install and fallback | `t39_a_dead_kernel_boots_three_times_and_then_it_is_quiet` |
-//! | T40 | reinstalls what rolled back | `t40_what_fell_back_is_refused_until_it_is_forced` |
-//! | T41 | stuck on a bad target | `t41_a_newer_image_replaces_a_staged_one` |
-//! | T42 | flip to a blank slot | `t42_nothing_staged_nothing_armed` |
-//! | T43 | "up to date" after cancel | `t43_a_cancelled_stage_is_not_done_and_runs_again` |
-//! | T44 | a good entry counted bad | `engine::tests::ten_good_boots_change_no_environment_byte` |
-//! | T45 | a good image falls back by a stale trial | `t45_each_image_gets_its_own_three_tries` |
-//! | T46 | the bad image in both slots | `t46_the_running_slot_is_never_written` |
-//! | T47 | wrong root after running from the old one | `t47_an_uncommitted_boot_stages_nothing_and_a_fallback_writes_the_failed_slot` |
-//! | T48 | waits for a key | `grub_matrix.rs`: a slot that cannot be loaded costs its tries |
-//! | T49 | the counter never falls | `doctor::tests::a_boot_loader_that_does_not_count_is_noticed` |
+//! Which row is which test: docs/faults.md.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
 use os_agent::testing::{Fate, Node, sha256};
@@ -38,11 +14,80 @@ fn slots(n: &Node) -> [String; 2] {
     [0, 1].map(|i| sha256(&m.slots[i]).to_string())
 }
 
+/// A stage that stands still in the middle of its download.
+fn half_staged(n: &Node, op_id: &str) -> v1::StageRequest {
+    let r = n.stage_request("2", op_id);
+    n.source.hold_at(Some(128 << 10));
+    n.engine().stage(&r, "test").unwrap();
+    n.until("the download to stand still", |n| n.source.holding());
+    r
+}
+
 /// Stages, activates and boots until version 2 is committed.
 fn updates(n: &mut Node) {
     n.update("2").unwrap();
     n.committed();
     assert_eq!(n.disk.running(), Slot::B);
+}
+
+#[test]
+fn t10_a_bad_artifact_is_not_downloaded_for_ever() {
+    let n = Node::new();
+    let mut bad = n.stage_request("2", "");
+    bad.checksum = "22".repeat(32);
+    let mut codes = Vec::new();
+    for _ in 0..20 {
+        codes.push(n.stage(&bad).unwrap_err());
+    }
+    let spent = codes.iter().position(|e| e.code == Code::BudgetSpent).unwrap();
+    assert_eq!(spent, 5, "five runs per digest");
+    assert!(codes[..spent].iter().all(|e| e.code == Code::ChecksumMismatch));
+    assert!(
+        codes[spent..]
+            .iter()
+            .all(|e| e.code == Code::BudgetSpent && e.code.exit_code() == 3)
+    );
+    assert!(
+        codes[spent].message.contains("ChecksumMismatch"),
+        "the last cause: {}",
+        codes[spent]
+    );
+    assert_eq!(n.source.opened(), 5, "then not one byte more");
+    // Also after a restart, and for this digest alone.
+    let mut n = n;
+    n.restart();
+    assert_eq!(n.stage(&bad).unwrap_err().code, Code::BudgetSpent);
+    n.engine().forget(&bad.checksum).unwrap();
+    assert_eq!(n.stage(&bad).unwrap_err().code, Code::ChecksumMismatch);
+    updates(&mut n);
+}
+
+#[test]
+fn t15_a_blank_or_random_slot_is_a_fine_target() {
+    for fill in [0u8, 0xff, 0x53] {
+        let mut n = Node::new();
+        for (i, b) in n.disk.medium().slots[1].iter_mut().enumerate() {
+            *b = if fill == 0x53 { ((i * 31) >> 3) as u8 } else { fill };
+        }
+        updates(&mut n);
+    }
+}
+
+#[test]
+fn t18_a_clock_that_went_back_is_told_with_the_last_time_that_is_known() {
+    use os_agent::ports::Clock;
+    let n = Node::new();
+    n.stage(&n.stage_request("2", "")).unwrap();
+    let then = n.clock.unix();
+    n.clock.set_unix(then - 3600);
+    n.source.fail_open(os_agent::error::AgentError::new(
+        Code::ClockSuspect,
+        "certificate not valid yet; clock says 2026",
+    ));
+    let e = n.stage(&n.stage_request("3", "")).unwrap_err();
+    assert_eq!((e.code, e.code.exit_code()), (Code::ClockSuspect, 5));
+    let known = jiff::Timestamp::from_second(then).unwrap().to_string();
+    assert!(e.message.ends_with(&format!("last known {known}")), "{e}");
 }
 
 #[test]
@@ -126,6 +171,24 @@ fn t21_an_extra_line_break_costs_one_copy_and_nothing_else() {
         "GRUB and the agent both take the other copy"
     );
     assert_eq!(n.disk.env().cur, Slot::A);
+    updates(&mut n);
+}
+
+#[test]
+fn t22_a_comment_of_somebody_elses_tool_is_tolerated() {
+    let mut n = Node::new();
+    n.stop();
+    let block = Env::committed(Slot::A, 7).encode();
+    let text = String::from_utf8(block.to_vec()).unwrap();
+    let mut commented = text
+        .replacen("cur=", "# WARNING: edited by a tool\ncur=", 1)
+        .into_bytes();
+    commented.truncate(SIZE);
+    n.disk.medium().env = [commented.clone(), commented];
+    n.boot();
+    let s = n.status();
+    assert!(s.problems.is_empty(), "{:?}", s.problems);
+    assert_eq!(s.env.unwrap().r#gen, 7);
     updates(&mut n);
 }
 
@@ -309,6 +372,29 @@ fn t46_the_running_slot_is_never_written() {
 }
 
 #[test]
+fn t46_a_rerun_without_a_reboot_stays_off_the_running_slot() {
+    let mut n = Node::new();
+    let before = slots(&n)[0].clone();
+    // The same bad order again and again, armed or not, by the same and by the next process.
+    n.fate("2", Fate::Hangs);
+    let r = n.stage_request("2", "");
+    for i in 0..3 {
+        n.stage(&r).unwrap();
+        n.activate("", false).unwrap();
+        assert_eq!(n.stage(&r).unwrap_err().code, Code::TrialRunning);
+        n.engine().cancel(&v1::CancelRequest::default(), "t").unwrap();
+        if i == 1 {
+            n.restart();
+        }
+        assert_eq!(slots(&n)[0], before, "round {i}");
+    }
+    n.activate("", true).unwrap();
+    n.reboot_when_asked();
+    assert_eq!(n.history, [Slot::A, Slot::B, Slot::B, Slot::B, Slot::A]);
+    assert_eq!(slots(&n)[0], before);
+}
+
+#[test]
 fn t47_an_uncommitted_boot_stages_nothing_and_a_fallback_writes_the_failed_slot() {
     let mut n = Node::new();
     updates(&mut n);
@@ -328,4 +414,161 @@ fn t47_an_uncommitted_boot_stages_nothing_and_a_fallback_writes_the_failed_slot(
     n.stage(&r).unwrap();
     let after = slots(&n);
     assert!(after[1] == before[1] && after[0] != before[0]);
+}
+
+#[test]
+fn kf_a2_a_slot_that_is_not_known_to_be_whole_is_never_booted() {
+    // Empty.
+    let mut n = Node::new();
+    let env = n.disk.medium().env.clone();
+    let back = v1::RollbackRequest {
+        reboot: true,
+        ..Default::default()
+    };
+    let code = |n: &Node| n.engine().rollback(&back, "t").map(|_| ()).unwrap_err().code;
+    assert_eq!(code(&n), Code::NothingToDo);
+    // The agent is killed while it writes.
+    half_staged(&n, "s");
+    n.stop();
+    n.source.hold_at(None);
+    n.boot();
+    assert!(
+        matches!(code(&n), Code::NotStaged | Code::NothingToDo),
+        "{}",
+        code(&n)
+    );
+    assert_eq!(n.activate("", true).unwrap_err().code, Code::NotStaged);
+    assert_eq!((n.host.set().reboots, n.disk.running()), (0, Slot::A));
+    assert_eq!(n.disk.medium().env, env);
+}
+
+#[test]
+fn kf_a3_a_switch_is_a_trial_and_the_default_stays_until_it_is_proven() {
+    let mut n = Node::new();
+    n.fate(
+        "2",
+        Fate::Panics("Kernel panic - not syncing: Attempted to kill init!".into()),
+    );
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    n.activate("a", true).unwrap();
+    let env = n.disk.env();
+    assert_eq!(
+        (env.cur, env.try_slot, env.left),
+        (Slot::A, Some(Slot::B), Some(3))
+    );
+    n.reboot_when_asked();
+    assert_eq!(
+        n.history,
+        [Slot::A, Slot::B, Slot::B, Slot::B, Slot::A],
+        "back by itself"
+    );
+    let s = n.status();
+    let f = s.last_failure.unwrap();
+    assert_eq!((s.phase, f.cause()), (Phase::FellBack as i32, v1::Cause::Panic));
+    assert!(f.message.contains("kill init"), "{}", f.message);
+    n.boot();
+    assert_eq!(n.disk.running(), Slot::A);
+}
+
+#[test]
+fn kf_a4_what_is_there_is_not_written_again_and_another_version_is_not_booted() {
+    let n = Node::new();
+    // The image calls itself otherwise than the order does.
+    let mut wrong = n.stage_request("2", "");
+    wrong.os_image = "Slipway 9".into();
+    let e = n.stage(&wrong).unwrap_err();
+    assert_eq!((e.code, e.code.exit_code()), (Code::WrongVersion, 3));
+    assert_eq!(n.activate("", true).unwrap_err().code, Code::NotStaged);
+    assert_eq!(n.host.set().reboots, 0);
+    // The slot holds it already: read, not written, not fetched.
+    let right = n.stage_request("2", "");
+    n.stage(&right).unwrap();
+    let (opened, bytes) = (n.source.opened(), slots(&n));
+    n.disk.medium().log.clear();
+    let again = n.stage(&right).unwrap();
+    assert!(again.already && again.written == 0);
+    assert_eq!((n.source.opened(), slots(&n)), (opened, bytes));
+    let wrote = |w: &os_agent::testing::Write| matches!(w, os_agent::testing::Write::Slot(..));
+    assert!(!n.disk.medium().log.iter().any(wrote));
+}
+
+#[test]
+fn kf_a5_an_agent_that_stops_leaves_no_writer_behind() {
+    let mut n = Node::new();
+    let r = half_staged(&n, "s");
+    n.stop();
+    n.source.hold_at(None);
+    let left = slots(&n);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(slots(&n), left, "nobody writes after the agent");
+    n.boot();
+    n.stage(&r).unwrap();
+    let image = os_agent::testing::image("2");
+    assert!(n.disk.medium().slots[1][..image.len()] == image[..]);
+}
+
+#[test]
+fn kf_a6_the_reply_comes_before_an_orderly_reboot() {
+    let n = Node::new();
+    n.stage(&n.stage_request("2", "")).unwrap();
+    let r = n.activate("a", true).unwrap();
+    assert_eq!(r.slot, Some(Slot::B));
+    // Time stands still on this node: the request to the service manager waits for the reply to be read.
+    assert_eq!(n.host.set().reboots, 0);
+    n.until("the request", |n| n.host.set().reboots == 1);
+    // And it is the only way: the system call is nowhere in the program.
+    let src = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let mut todo = vec![camino::Utf8PathBuf::from(src)];
+    while let Some(p) = todo.pop() {
+        if p.is_dir() {
+            todo.extend(p.read_dir_utf8().unwrap().map(|e| e.unwrap().into_path()));
+        } else if p.extension() == Some("rs") {
+            let text = std::fs::read_to_string(&p).unwrap();
+            assert!(
+                !text.contains("system::reboot(") && !text.contains("RB_AUTOBOOT"),
+                "{p}"
+            );
+        }
+    }
+}
+
+/// docs/faults.md names tests that exist, and every row that it lists as tested has one.
+#[test]
+fn the_table_of_faults_names_real_tests() {
+    let root = camino::Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap();
+    let mut sources = String::new();
+    let mut todo: Vec<camino::Utf8PathBuf> = ["agent", "proto", "proxy", "imgbuild", "tests"]
+        .map(|d| root.join(d))
+        .to_vec();
+    while let Some(p) = todo.pop() {
+        if p.is_dir() {
+            if p.file_name() != Some("target") {
+                todo.extend(p.read_dir_utf8().unwrap().map(|e| e.unwrap().into_path()));
+            }
+        } else if p.extension() == Some("rs") {
+            sources.push_str(&std::fs::read_to_string(&p).unwrap());
+        }
+    }
+    let table = std::fs::read_to_string(root.join("docs/faults.md")).unwrap();
+    let mut rows = 0;
+    for line in table
+        .lines()
+        .filter(|l| l.starts_with("| T") || l.starts_with("| KF-"))
+    {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let (row, tests) = (cells[1], cells[3]);
+        rows += 1;
+        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(
+            !names.is_empty() || tests.starts_with("not here"),
+            "{row}: {tests}"
+        );
+        for name in names {
+            assert!(sources.contains(&format!("fn {name}(")), "{row}: no test {name}");
+        }
+    }
+    assert!(rows >= 60, "{rows}");
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn no_power_cut_of_an_update_leaves_a_node_that_does_not_boot() {
+fn t27_no_power_cut_of_an_update_leaves_a_node_that_does_not_boot() {
     let r = run(
         Plan {
             quick: true,

@@ -66,7 +66,7 @@ fn a_healthy_node_is_sound() {
 
 /// T49: a counter that never falls.
 #[test]
-fn a_boot_loader_that_does_not_count_is_noticed() {
+fn t49_a_boot_loader_that_does_not_count_is_noticed() {
     let mut f = facts();
     f.grub_cfg = Ok(GRUB.replace("save_env", "echo"));
     assert_eq!(verdict(&f, "boot-counter"), Verdict::Bad);

@@ -69,7 +69,7 @@ fn unpack(file: &[u8], piece: usize, slot: u64) -> Result<(Vec<u8>, End)> {
 }
 
 #[test]
-fn every_packing_gives_the_image_and_the_hash_of_the_file() {
+fn t12_every_packing_gives_the_image_and_the_hash_of_the_file() {
     let image = fake_ext4(300_000 / 4096 * 4096, 1);
     let (half, rest) = image.split_at(100_000);
     let skippable = [b"\x50\x2a\x4d\x18\x05\0\0\0hello".as_slice()].concat();
@@ -151,7 +151,7 @@ fn what_is_no_slot_image_is_refused_by_name() {
 }
 
 #[test]
-fn a_cut_or_damaged_stream_is_corrupt_and_trailing_bytes_are_noticed() {
+fn t12_a_cut_or_damaged_stream_is_corrupt_and_trailing_bytes_are_noticed() {
     let image = fake_ext4(1 << 18, 3);
     for file in [gz(&image), zst(&image)] {
         for cut in [file.len() - 1, file.len() / 2] {
@@ -175,7 +175,7 @@ fn a_cut_or_damaged_stream_is_corrupt_and_trailing_bytes_are_noticed() {
 }
 
 #[test]
-fn sizes_are_refused_before_anything_is_written() {
+fn t13_sizes_are_refused_before_anything_is_written() {
     let image = fake_ext4(1 << 20, 3);
     let slot = (1 << 20) - 1;
     for file in [image.clone(), gz(&image), zst(&image)] {

@@ -165,7 +165,7 @@ fn every_failure_is_a_failed_write_and_leaves_a_valid_copy() {
 }
 
 #[test]
-fn eight_writers_take_turns() {
+fn t22_eight_writers_take_turns() {
     let d = Scratch::of(512);
     let region = d.region(Role::OsState);
     std::thread::scope(|s| {

@@ -245,7 +245,7 @@ fn a_server_that_ignores_ranges_is_read_and_dropped() {
 }
 
 #[test]
-fn wrong_ranges_are_never_spliced() {
+fn t6_wrong_ranges_are_never_spliced() {
     let body = data(400_000);
     // From another start than asked; without Content-Range; status 416 for a good range.
     for kind in 0..3 {
@@ -303,7 +303,7 @@ fn an_object_that_changes_is_started_over_not_mixed() {
 }
 
 #[test]
-fn lengths_that_lie_are_noticed() {
+fn t4_t11_lengths_that_lie_are_noticed() {
     let body = data(300_000);
     // Promises more than it has, and says so when asked for the rest.
     let b = body.clone();
@@ -491,7 +491,7 @@ pub(in crate::fetch) fn redirect(s: &mut TcpStream, to: &str) -> std::io::Result
 }
 
 #[test]
-fn credentials_stay_with_their_origin() {
+fn t7_credentials_stay_with_their_origin() {
     let body = data(5000);
     let b = body.clone();
     let storage = serve(move |_, a, s| good(s, a, &b, "\"1\"", usize::MAX));
@@ -516,7 +516,7 @@ fn credentials_stay_with_their_origin() {
 }
 
 #[test]
-fn an_expired_signed_target_is_resolved_again() {
+fn t8_an_expired_signed_target_is_resolved_again() {
     let body = data(200_000);
     let b = body.clone();
     let storage = serve(move |n, a, s| match n {
@@ -533,7 +533,7 @@ fn an_expired_signed_target_is_resolved_again() {
 }
 
 #[test]
-fn redirects_are_bounded_and_never_go_down() {
+fn t7_redirects_are_bounded_and_never_go_down() {
     let s = serve(|n, _, s| redirect(s, &format!("/{n}")));
     let e = client().get(&s.url).unwrap_err();
     assert_eq!(e.code, Code::Redirect);

@@ -88,7 +88,7 @@ fn trusting(ca: &str) -> Client {
 }
 
 #[test]
-fn the_named_authority_alone_counts() {
+fn kf_s3_the_named_authority_alone_counts() {
     let (url, _) = serve("server.pem", false, ok());
     assert_eq!(trusting("ca.pem").get(&url).unwrap(), b"hello");
     let mut by_policy = trusting("ca.pem");
@@ -100,7 +100,7 @@ fn the_named_authority_alone_counts() {
 }
 
 #[test]
-fn a_certificate_outside_its_dates_makes_the_clock_the_suspect() {
+fn t16_a_certificate_outside_its_dates_makes_the_clock_the_suspect() {
     let (url, _) = serve("expired.pem", false, ok());
     let AgentError { code, message } = trusting("ca.pem").get(&url).unwrap_err();
     assert_eq!(code, Code::ClockSuspect, "{message}");
@@ -136,7 +136,7 @@ fn the_client_certificate_is_shown_to_its_origin_only() {
 }
 
 #[test]
-fn https_never_goes_down_to_http() {
+fn kf_s3_https_never_goes_down_to_http() {
     let (url, _) = serve("server.pem", false, to("http://127.0.0.1:1/x"));
     let mut c = trusting("ca.pem");
     c.request.allow_http = true;
