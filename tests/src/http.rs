@@ -62,6 +62,8 @@ pub struct Reply {
     pub etag: Option<String>,
     /// Close the connection at this offset of the content: a request that resumes there gets nothing.
     pub cut_after: Option<u64>,
+    /// The n-th request ends at the n-th of these offsets of the content; those behind the last one are answered whole.
+    pub cuts: Vec<u64>,
     /// Send nothing from this offset of the content on, but keep the connection open until the server stops.
     pub stall_after: Option<u64>,
     /// At most this many bytes every interval.
@@ -82,6 +84,7 @@ impl Reply {
             ranges: Ranges::Honour,
             etag: Some("\"1\"".into()),
             cut_after: None,
+            cuts: Vec::new(),
             stall_after: None,
             trickle: None,
             location: None,
@@ -297,7 +300,10 @@ fn serve(shared: &Shared, mut conn: TcpStream) -> Result<()> {
                 if reply.faults_for.is_some_and(|n| *count > n) {
                     reply.honest()
                 } else {
-                    reply.clone()
+                    let mut one = reply.clone();
+                    let nth = usize::try_from(*count - 1)?;
+                    one.cut_after = reply.cuts.get(nth).copied().or(reply.cut_after);
+                    one
                 }
             }
         }

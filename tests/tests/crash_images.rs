@@ -43,11 +43,11 @@ fn compare(firmware: Firmware) {
 }
 
 #[test]
-fn disks_as_power_cuts_leave_them_under_bios() {
+fn t26_disks_as_power_cuts_leave_them_under_bios() {
     compare(Firmware::Bios);
 }
 
 #[test]
-fn disks_as_power_cuts_leave_them_under_uefi() {
+fn t26_disks_as_power_cuts_leave_them_under_uefi() {
     compare(Firmware::Uefi);
 }

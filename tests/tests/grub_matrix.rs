@@ -87,7 +87,7 @@ fn the_model_is_what_grub_does_under_uefi() {
 
 /// Neither slot has a kernel: the trial's three tries go by at once, then the committed slot waits 30 s and restarts.
 #[test]
-fn a_slot_that_cannot_be_loaded_costs_its_tries_and_nobody_presses_a_key() {
+fn t48_a_slot_that_cannot_be_loaded_costs_its_tries_and_nobody_presses_a_key() {
     for firmware in [Firmware::Bios, Firmware::Uefi] {
         let Some(bed) = Bed::new("load failure") else {
             return;
