@@ -98,8 +98,9 @@ impl Target {
             Target::Local(e, _) => {
                 let digest = wire::asked_digest(&r)?.map(|d| d.to_string()).unwrap_or_default();
                 let engine = e.clone();
+                let stop = Stop::caught();
                 let begun = blocking(move || engine.stage(&r, OFFLINE)).await?;
-                let (op_id, r) = follow(e, begun, progress).await?;
+                let (op_id, r) = follow(e, begun, stop, progress).await?;
                 Ok(Staged::Done(wire::stage_result(
                     op_id,
                     &digest,
@@ -119,8 +120,9 @@ impl Target {
             Target::Remote(c) => Ok(c.activate(r).await?.into_inner()),
             Target::Local(e, _) => {
                 let engine = e.clone();
+                let stop = Stop::caught();
                 let begun = blocking(move || engine.activate(&r, OFFLINE)).await?;
-                let result = follow(e, begun, progress).await;
+                let result = follow(e, begun, stop, progress).await;
                 progress.end();
                 let (op_id, r) = result?;
                 Ok(v1::ActivateReply {
@@ -156,8 +158,9 @@ impl Target {
             Target::Remote(c) => Ok(c.rollback(r).await?.into_inner()),
             Target::Local(e, _) => {
                 let engine = e.clone();
+                let stop = Stop::caught();
                 let begun = blocking(move || engine.rollback(&r, OFFLINE)).await?;
-                let result = follow(e, begun, progress).await;
+                let result = follow(e, begun, stop, progress).await;
                 progress.end();
                 let (_, r) = result?;
                 Ok(v1::RollbackReply {
@@ -265,15 +268,24 @@ async fn stage_remote(
     }
 }
 
-/// Until SIGINT or SIGTERM.
-async fn stop_asked(term: &mut Option<Signal>) {
-    let Some(term) = term else {
-        let _ = tokio::signal::ctrl_c().await;
-        return;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = term.recv() => {}
+/// SIGINT and SIGTERM, caught from the moment this exists: before an operation is begun, so that none ends it half-noted.
+struct Stop(Option<(Signal, Signal)>);
+
+impl Stop {
+    fn caught() -> Stop {
+        let both = signal(SignalKind::interrupt()).and_then(|i| Ok((i, signal(SignalKind::terminate())?)));
+        Stop(both.ok())
+    }
+
+    /// Until one of them comes.
+    async fn asked(&mut self) {
+        match &mut self.0 {
+            Some((int, term)) => tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            },
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -281,10 +293,10 @@ async fn stop_asked(term: &mut Option<Signal>) {
 async fn follow(
     engine: &Arc<Engine>,
     begun: Begun,
+    mut stop: Stop,
     progress: &Progress,
 ) -> Result<(String, os_agent::state::OpResult)> {
     if let Begun::Running(h) = &begun {
-        let mut term = signal(SignalKind::terminate()).ok();
         let mut view = h.follow();
         loop {
             let v = view.borrow_and_update().clone();
@@ -294,7 +306,7 @@ async fn follow(
             }
             tokio::select! {
                 c = view.changed() => if c.is_err() { break },
-                () = stop_asked(&mut term) => {
+                () = stop.asked() => {
                     let (engine, target) = (engine.clone(), h.op_id.clone());
                     let r = v1::CancelRequest { target_op_id: target, ..Default::default() };
                     let _ = blocking(move || engine.cancel(&r, OFFLINE)).await;
