@@ -1,4 +1,7 @@
 use super::*;
+use crate::error::AgentError;
+use crate::ports::EnvCopies;
+use crate::state::State;
 use crate::testing::{HandClock, MemDisk, MemHost, MemSource, ports};
 use os_proto::codes::Code;
 use os_proto::env_block::Env;

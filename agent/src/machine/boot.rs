@@ -282,7 +282,7 @@ fn at_rest(node: &mut Node, now: i64, running: Slot, evidence: &Evidence, effect
     };
     if armed.slot == running {
         // Committed, but the agent stopped before it could say so.
-        super::switch::settle_commit(node, running, &armed);
+        super::commit::settle_commit(node, running, &armed);
     } else if armed.verdict.is_some() {
         // The verdict recorded the failure before it disarmed.
         node.set_phase(Phase::FellBack);

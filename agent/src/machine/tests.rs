@@ -1,7 +1,8 @@
 //! Every row of the state table, and properties that hold for every sequence of events.
 
 use super::*;
-use crate::evidence::{Mark, Panic, Sign};
+use crate::evidence::{Evidence, Mark, Panic, Sign};
+use crate::ports::EnvCopies;
 use crate::state::{Armed, Try};
 use os_proto::env_block::TRIES;
 use os_proto::record::{MIN_READER, SCHEMA};

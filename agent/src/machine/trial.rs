@@ -1,6 +1,6 @@
 //! A running trial: signs of life, verdicts, the deadline.
 
-use super::{Effect, Node, Step, fallback, switch};
+use super::{Effect, Node, Step, commit, fallback};
 use crate::evidence::Evidence;
 use crate::state::{Cause, Confirm, OnSilence, Phase, Verdict};
 use os_proto::env_block::{Env, TRIES};
@@ -36,7 +36,7 @@ pub(super) fn healthy(node: &Node, _now: i64) -> Step {
     if confirm == Confirm::Cluster {
         return Step::new(next, Vec::new());
     }
-    let effects = switch::commit_effects(&mut next, running, env);
+    let effects = commit::commit_effects(&mut next, running, env);
     Step::new(next, effects)
 }
 

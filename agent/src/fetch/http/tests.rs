@@ -1,4 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::disallowed_methods)]
+use super::attempt::Failure;
+use super::download::PIECE;
 use super::*;
 use crate::ports::Location;
 use crate::testdisk::{Recorder, WallClock};
@@ -6,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// What a request asked for.

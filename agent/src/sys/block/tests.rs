@@ -2,6 +2,7 @@
 use super::*;
 use crate::testdisk::{TestDisk, foreign_lock};
 use os_proto::layout::{Role, Slot};
+use std::fs::OpenOptions;
 
 fn image() -> (tempfile::TempDir, Utf8PathBuf, Region) {
     let dir = tempfile::tempdir().unwrap();
