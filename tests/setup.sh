@@ -5,7 +5,7 @@ SLIPWAY_IMAGE_PACKAGES=(mmdebstrap dnf rpm createrepo-c gnupg gdisk mtools dosfs
   libcap2-bin openssl)
 SLIPWAY_BOOT_PACKAGES=(qemu-system-x86 qemu-utils ovmf grub-common)
 # kube-apiserver, etcd and kubectl are built from Go modules (tests/kube), which needs Go 1.26: no Debian package has it.
-SLIPWAY_CLUSTER_PACKAGES=(openssl)
+SLIPWAY_CLUSTER_PACKAGES=(openssl curl jq)
 
 export LC_ALL=C.UTF-8
 export PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"

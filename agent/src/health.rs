@@ -168,6 +168,10 @@ impl Host for SystemHost {
         ))
     }
 
+    fn steps_want_reboot(&self) -> Option<String> {
+        crate::steps::wants_reboot(&crate::steps::Place::default().steps, &self.boot_id())
+    }
+
     fn stop_trial_timer(&self) {
         match cmd::run(SYSTEMCTL, &["--no-block", "stop", TRIAL_TIMER], SYSTEMCTL_LIMIT) {
             Ok(e) if e.ok() => {}

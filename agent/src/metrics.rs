@@ -21,17 +21,23 @@ fn escaped(value: &str) -> String {
         .replace('\n', "\\n")
 }
 
-struct Sheet(String);
+/// A file in the making; names get the prefix `os_agent_`.
+#[derive(Default)]
+pub(crate) struct Sheet(String);
 
 impl Sheet {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn into_text(self) -> String {
+        self.0
+    }
+
+    pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(
             self.0,
             "# HELP os_agent_{name} {help}\n# TYPE os_agent_{name} {kind}"
         );
     }
 
-    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+    pub(crate) fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         let list: Vec<String> = labels
             .iter()
             .map(|(k, v)| format!("{k}=\"{}\"", escaped(v)))
@@ -44,7 +50,7 @@ impl Sheet {
         let _ = writeln!(self.0, "os_agent_{name}{braces} {value}");
     }
 
-    fn gauge(&mut self, name: &str, help: &str, value: impl std::fmt::Display) {
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: impl std::fmt::Display) {
         self.family(name, "gauge", help);
         self.value(name, &[], value);
     }
@@ -72,7 +78,7 @@ fn letter(slot: i32) -> &'static str {
 
 /// The file's text.
 pub fn text(s: &v1::StatusReply) -> String {
-    let mut t = Sheet(String::new());
+    let mut t = Sheet::default();
     t.family(
         "info",
         "gauge",

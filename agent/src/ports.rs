@@ -317,6 +317,10 @@ pub trait Host: Send + Sync {
     fn persist_problems(&self) -> Vec<String> {
         Vec::new()
     }
+    /// Why the step runner wants this boot to end, if it does.
+    fn steps_want_reboot(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Time. The only place that decisions get it from.

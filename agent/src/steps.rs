@@ -1,5 +1,6 @@
 //! The step runner on this node: the agent's fetcher, host and configuration put under `os-steps`.
 
+pub mod metrics;
 pub mod rpc;
 pub mod serve;
 pub mod show;
@@ -11,9 +12,11 @@ use crate::ports::{Cancel, Location, Report, Source as _, SourceRequest};
 use crate::sys::clock::SystemClock;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::codes::Code;
+use os_proto::v1;
 use os_steps::dirs::Dirs;
 use os_steps::error::StepsError;
 use os_steps::kube::{Access, Cluster, KubeApi};
+use os_steps::render;
 use os_steps::run::{Host, Limits, Runner, Sink};
 use os_steps::source::{Fetch, Loader};
 use os_steps::sys::child;
@@ -189,6 +192,40 @@ pub fn service(
     }
 }
 
+/// Renders templates of this node (a directory; empty or `standard` = the standard bundle) over a context given as JSON, into the
+/// store.
+///
+/// # Errors
+/// `InvalidArgument` for a context that is none, `BundleInvalid` with every template that failed; the store keeps what it has.
+pub fn render(dirs: &Dirs, q: &v1::StepsRenderRequest) -> Result<v1::StepsRenderReply> {
+    let all = match q.source.as_str() {
+        "" | "standard" => os_steps::standard::templates(),
+        dir => render::templates(Utf8Path::new(dir))?,
+    };
+    let context = render::context(&q.values_json)?;
+    let rendered = render::render(&render::GoTemplates::default(), &all, &context);
+    let faults: Vec<String> = rendered
+        .values()
+        .filter_map(|t| t.as_ref().err().map(ToString::to_string))
+        .collect();
+    if !faults.is_empty() {
+        return Err(AgentError::new(Code::BundleInvalid, faults.join("\n")));
+    }
+    let b = render::to_bundle(&rendered, render::inputs_hash(&all, &context), &q.node_group)?;
+    dirs.make_own()?;
+    Ok(v1::StepsRenderReply {
+        bundle_dir: os_steps::store::install(dirs, &b)?.into_string(),
+        content_hash: b.manifest.content_hash,
+    })
+}
+
+/// Why the runner wants the boot `boot_id` to end, if it does; read from its state, as it may be asleep.
+pub fn wants_reboot(steps: &Utf8Path, boot_id: &str) -> Option<String> {
+    let text = std::fs::read(steps.join("state.json")).ok()?;
+    let state = os_steps::state::State::parse(&text).ok()?;
+    state.reboot.filter(|r| r.boot_id == boot_id).map(|r| r.reason)
+}
+
 /// Writes an answer to a request of the node, for the content that waits for it.
 ///
 /// # Errors
@@ -197,4 +234,30 @@ pub fn approve(dirs: &Dirs, what: &str) -> Result<()> {
     dirs.make_own()?;
     os_steps::sys::atomic::replace(&dirs.approvals().join(what), b"")?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_request_of_this_boot_counts() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = Utf8Path::from_path(tmp.path()).unwrap();
+        assert_eq!(wants_reboot(dir, "b1"), None);
+        let state = os_steps::state::State {
+            reboot: Some(os_steps::state::Reboot {
+                reason: "kernel".into(),
+                step: String::new(),
+                boot_id: "b1".into(),
+                since_unix: 0,
+                asked: 0,
+                error: String::new(),
+            }),
+            ..Default::default()
+        };
+        state.save(dir).unwrap();
+        assert_eq!(wants_reboot(dir, "b1").as_deref(), Some("kernel"));
+        assert_eq!(wants_reboot(dir, "b2"), None);
+    }
 }

@@ -48,7 +48,10 @@ impl World {
         std::fs::set_permissions(w.path("systemctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
         w.put(
             "config.toml",
-            &format!("[steps]\n{settings}\n[steps.env]\nT = \"{}\"\n", w.root),
+            &format!(
+                "[metrics]\ntextfile = \"{0}/agent.prom\"\n[steps]\n{settings}\n[steps.env]\nT = \"{0}\"\n",
+                w.root
+            ),
         );
         w
     }
@@ -473,6 +476,36 @@ async fn the_runners_own_socket_streams_a_run_and_its_tick_keeps_the_node() {
         .unwrap()
         .into_inner();
     assert_eq!(p.steps[0].action, "skip");
+    wait(|| {
+        w.read("os-agent-steps.prom")
+            .contains("steps_step_attempts_total{step=\"000_a.sh\",result=\"done\"} 1")
+    });
+    // The standard bundle by RPC: into the store, from where it can be run by its hash.
+    let r = client
+        .render(v1::StepsRenderRequest {
+            values_json: "{}".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(r.bundle_dir.ends_with(&r.content_hash), "{r:?}");
+    let p = client
+        .plan(v1::StepsPlanRequest {
+            bundle: r.content_hash,
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(p.steps.len(), 9);
+    let e = client
+        .render(v1::StepsRenderRequest {
+            values_json: "[]".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap_err();
+    assert!(e.message().contains("expected an object"), "{e}");
     let rss = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let rss = rss
         .lines()

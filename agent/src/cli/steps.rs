@@ -6,6 +6,7 @@ mod render;
 pub(crate) use args::StepsArgs;
 use args::{Answer, FlagAction, StepsCommand};
 use os_agent::error::{AgentError, Result};
+use os_agent::steps::metrics::{self, Meter};
 use os_agent::steps::{self, Place, serve, show};
 use os_agent::{node, notify, server};
 use os_proto::codes::{Code, exit};
@@ -127,7 +128,7 @@ fn built(
     }
     config.steps.allow_http |= allow_http;
     let policy = node::policy(&config.fetch, node::CREDENTIALS.into());
-    let (_, sink) = serve::events();
+    let (_, sink) = serve::events(Meter::default());
     Ok(steps::service(handle, &config, policy, at, sink, stop))
 }
 
@@ -211,9 +212,14 @@ async fn serve_unit(place: &super::Where, at: &Place, handle: tokio::runtime::Ha
     let policy = node::policy(&config.fetch, node::CREDENTIALS.into());
     let access = server::Access::group(os_proto::SOCKET_GROUP);
     let socket = server::Socket::bind(&place.socket.with_file_name(steps::SOCKET), access)?;
-    let (events, sink) = serve::events();
+    let meter = Meter::default();
+    let (events, sink) = serve::events(meter.clone());
     let stop = Stop::default();
     let service = steps::service(&handle, &config, policy, at, sink, stop.clone());
+    if !config.metrics_textfile.as_str().is_empty() {
+        let path = config.metrics_textfile.with_file_name(metrics::FILE);
+        tokio::spawn(metrics::keep(meter, service.runner.dirs.clone(), path));
+    }
     end_on_signal(stop.clone())?;
     let end = async move {
         while !stop.stopped() {

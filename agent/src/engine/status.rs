@@ -21,7 +21,7 @@ impl Engine {
         let os = self.ports.host.os_release();
         let state = &node.state;
         let persist_missing = self.ports.store.missing();
-        let (reboot_required, reboot_reason) = reboot_reason(&inner);
+        let (reboot_required, reboot_reason) = reboot_reason(&inner, || self.ports.host.steps_want_reboot());
         v1::StatusReply {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             boot_id: node.boot.boot_id.clone(),
@@ -217,7 +217,7 @@ impl Engine {
     }
 }
 
-fn reboot_reason(inner: &Inner) -> (bool, String) {
+fn reboot_reason(inner: &Inner, steps: impl FnOnce() -> Option<String>) -> (bool, String) {
     let node = &inner.node;
     if node.leaving {
         return (
@@ -228,6 +228,6 @@ fn reboot_reason(inner: &Inner) -> (bool, String) {
     match (node.phase, &node.state.armed) {
         (Phase::Armed, Some(a)) => (true, format!("slot {} is armed; the next boot tries it", a.slot)),
         (Phase::Armed, None) => (true, "a slot is armed; the next boot tries it".to_owned()),
-        _ => (false, String::new()),
+        _ => steps().map_or((false, String::new()), |why| (true, format!("steps: {why}"))),
     }
 }

@@ -47,6 +47,21 @@ fn an_update_is_tried_and_committed() {
 }
 
 #[test]
+fn a_reboot_that_a_step_wants_is_in_the_status_until_an_update_has_its_own() {
+    let n = Node::new();
+    n.host.set().steps_reboot = Some("new kernel".into());
+    let s = n.engine().status();
+    assert!(
+        s.reboot_required && s.reboot_reason == "steps: new kernel",
+        "{s:?}"
+    );
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    n.activate("", false).unwrap();
+    assert!(n.engine().status().reboot_reason.contains("is armed"));
+}
+
+#[test]
 fn t44_ten_good_boots_change_no_environment_byte() {
     let mut n = Node::new();
     n.update("2").unwrap();

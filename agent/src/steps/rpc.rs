@@ -174,11 +174,10 @@ impl steps_server::Steps for StepsService {
 
     async fn render(&self, r: Request<v1::StepsRenderRequest>) -> Answer<v1::StepsRenderReply> {
         self.check(&r)?;
-        Err(AgentError::new(
-            Code::Unimplemented,
-            "Render by RPC; `os-agent steps render` renders files",
-        )
-        .into())
+        let q = r.into_inner();
+        self.call(move |s| super::render(&s.runner.dirs, &q))
+            .await
+            .map(Response::new)
     }
 
     async fn explain(&self, r: Request<v1::StepsExplainRequest>) -> Answer<v1::StepsExplainReply> {

@@ -1,11 +1,12 @@
 //! The runner's unit: its own socket, its own tick.
 
+use super::metrics::Meter;
 use super::rpc::StepsService;
 use crate::error::{AgentError, Result};
 use crate::server::{Access, Socket};
 use os_proto::codes::Code;
 use os_proto::v1::steps_server::StepsServer;
-use os_steps::sys::clock::Stop;
+use os_steps::sys::clock::{Stop, monotonic};
 use os_steps::tick::Service;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -15,11 +16,12 @@ use tokio_stream::wrappers::UnixListenerStream;
 /// Events that a slow watcher may be behind before it loses some.
 const BACKLOG: usize = 256;
 
-/// A channel for events, and the sink that fills it.
-pub fn events() -> (broadcast::Sender<os_steps::run::Event>, os_steps::run::Sink) {
+/// A channel for events, and the sink that fills it and counts.
+pub fn events(meter: Meter) -> (broadcast::Sender<os_steps::run::Event>, os_steps::run::Sink) {
     let (tx, _) = broadcast::channel(BACKLOG);
     let sender = tx.clone();
     let sink: os_steps::run::Sink = Arc::new(move |e: &os_steps::run::Event| {
+        meter.count(e, monotonic());
         // Nobody watches: nothing to do.
         let _ = sender.send(e.clone());
     });

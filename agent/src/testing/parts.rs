@@ -228,6 +228,8 @@ pub struct Running {
     pub obstacle: Option<String>,
     /// What is wrong with PERSIST.
     pub persist_problems: Vec<String>,
+    /// Why the step runner wants a reboot.
+    pub steps_reboot: Option<String>,
     /// Reboot requests in this boot.
     pub reboots: u32,
     /// The early timer was stopped.
@@ -289,5 +291,8 @@ impl Host for MemHost {
     }
     fn persist_problems(&self) -> Vec<String> {
         self.set().persist_problems.clone()
+    }
+    fn steps_want_reboot(&self) -> Option<String> {
+        self.set().steps_reboot.clone()
     }
 }

@@ -122,9 +122,9 @@ impl KubeApi {
                 pem.push(b'\n');
                 pem.extend(read(&a.key)?);
             }
-            b = b.identity(Identity::from_pem(&pem).map_err(|e| format!("{}: {e}", a.cert))?);
+            b = b.identity(Identity::from_pem(&pem).map_err(|e| format!("{}: {}", a.cert, chain(&e)))?);
         }
-        b.build().map_err(|e| format!("TLS set-up: {e}"))
+        b.build().map_err(|e| format!("TLS set-up: {}", chain(&e)))
     }
 
     fn call(&self, method: &Method, path: &str, tag: &str, body: Option<String>) -> Result<Answer> {

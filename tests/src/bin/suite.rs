@@ -87,6 +87,7 @@ fn steps(layer: &str) -> Vec<Step> {
             e2e("a node's way through updates", "cluster_proxy"),
             e2e("the operator and bad input", "cluster_operator"),
             one_of("200 simulated nodes", "cluster_fleet", "two_hundred_nodes"),
+            e2e("steps on a real server", "cluster_steps"),
         ],
         // Every roll-out holds half a minute of faults and then the time to come to rest: too long for the default run.
         "cluster-more" => vec![
@@ -101,8 +102,8 @@ fn steps(layer: &str) -> Vec<Step> {
                 "cargo test --quiet -p os-steps -- --include-ignored --show-output",
             ),
             step(
-                "step runner: kills, sockets, dry run",
-                "cargo test --quiet -p os-agent --test steps -- --include-ignored --test-threads=1 --show-output",
+                "step runner: kills, sockets, dry run; API proxy; standard bundle",
+                "cargo test --quiet -p os-agent --test steps --test api_proxy --test standard -- --include-ignored --test-threads=1 --show-output",
             ),
             step("renderer against Go", "tests/conformance/check"),
         ],
