@@ -462,11 +462,19 @@ async fn the_runners_own_socket_streams_a_run_and_its_tick_keeps_the_node() {
         "{seen:?}"
     );
     assert_eq!(seen.last().unwrap().2, "converged");
-    let s = client
-        .status(v1::StepsStatusRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    // A run is followed by a look of the tick, which holds the lock for a moment.
+    let start = Instant::now();
+    let s = loop {
+        let s = client
+            .status(v1::StepsStatusRequest {})
+            .await
+            .unwrap()
+            .into_inner();
+        if s.state == "idle" || start.elapsed() > Duration::from_secs(60) {
+            break s;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
     assert_eq!((s.state.as_str(), s.outcome.as_str()), ("idle", "converged"));
     let p = client
         .plan(v1::StepsPlanRequest {
