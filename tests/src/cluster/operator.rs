@@ -84,7 +84,9 @@ impl Program {
     /// # Errors
     /// The build fails, or it does not get ready.
     pub async fn start(cluster: &Cluster) -> Result<Program> {
-        let path = tokio::task::spawn_blocking(product::cluster_programs).await??.operator;
+        let path = tokio::task::spawn_blocking(product::cluster_programs)
+            .await??
+            .operator;
         let config = cluster.dir().join("operator.kubeconfig");
         fs_err::write(&config, kubeconfig(&cluster.front.url(), &account().token))?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
