@@ -176,15 +176,6 @@ fn answers_mean_what_the_server_means() {
         (reason, pdb.as_deref(), text.as_str()),
         (Reason::PDBAtLimit, Some("d/web"), limit)
     );
-    let unready = PodFact {
-        ready: false,
-        ..pod("p")
-    };
-    // Report 27 (kubernetes 80389).
-    let (reason, _, text) = full.blocks(&unready).unwrap();
-    assert_eq!(reason, Reason::UnreadyProtected);
-    assert!(text.contains("AlwaysAllow"), "{text}");
-
     let fresh = "The disruption budget web is still being processed by the server.";
     let early = answer(
         429,
@@ -497,4 +488,94 @@ fn volumes_of_pods_that_stay_may_stay() {
         ..of_daemonset("p")
     };
     assert_eq!(in_the_way(mine, &[staying]), []);
+}
+
+/// Report 27 (kubernetes 80389): a pod that is not ready waits behind its budget for ever; told as such, with what cures it.
+#[test]
+fn report_27_an_unready_pod_behind_its_budget_is_named_with_the_cure() {
+    let unready = PodFact {
+        ready: false,
+        ..pod("p")
+    };
+    let full = answer(
+        429,
+        None,
+        &status(
+            429,
+            "Cannot evict pod",
+            Some((
+                "DisruptionBudget",
+                "The disruption budget web needs 2 healthy pods and has 1 currently",
+            )),
+        ),
+    );
+    let (reason, pdb, text) = full.blocks(&unready).unwrap();
+    assert_eq!(
+        (reason, pdb.as_deref()),
+        (Reason::UnreadyProtected, Some("d/web"))
+    );
+    assert!(text.contains("AlwaysAllow"), "{text}");
+    assert_eq!(
+        full.blocks(&pod("p")).unwrap().0,
+        Reason::PDBAtLimit,
+        "a ready one waits for its turn"
+    );
+    // Reported while it lasts, and ended by the time limit.
+    let mut c = Case::new(&[unready]);
+    c.answer("p", full, 0);
+    assert_eq!(c.plan(1).blocked[0].reason, Reason::UnreadyProtected);
+    assert_eq!(c.plan(1800).step, Step::TimedOut);
+}
+
+/// KF-R1: `evictpodforce: false` works: pods of DaemonSets, the proxy's own among them, stay and stop nothing.
+#[test]
+fn kf_r1_without_force_daemonset_pods_stay_and_the_others_go() {
+    let plain = Policy::from(&NodePolicy::default());
+    assert!(!plain.delete_empty_dir && !plain.evict_unmanaged);
+    let own = PodFact {
+        empty_dir: true,
+        ..of_daemonset("upgrade-proxy-x")
+    };
+    let pods = [own, pod("app")];
+    let known = DaemonSets::from([(("d".into(), "ds".into()), true)]);
+    let at = |pods: &[PodFact], tries: &Tries| {
+        plan(&Facts {
+            pods,
+            daemonsets: &known,
+            tries,
+            policy: &plain,
+            started: t(0),
+            now: t(0),
+            tuning: &Tuning::default(),
+        })
+    };
+    let first = at(&pods, &Tries::new());
+    assert_eq!((first.step, first.evict), (Step::Go, vec![1]));
+    assert_eq!(
+        at(&pods[..1], &Tries::new()).step,
+        Step::Empty,
+        "what stays is nothing left to do"
+    );
+}
+
+/// KF-R4: a pod that is terminating already, with a finalizer and an end of grace in the future (a restart in the middle of a
+/// drain) or long ago: waited for, within the time limit; no arithmetic fails.
+#[test]
+fn kf_r4_terminating_pods_are_waited_for_and_no_longer_than_the_limit() {
+    for end in [-100_000, -1, 0, 1, 3600, i64::from(u32::MAX)] {
+        let dying = PodFact {
+            deletion: Some(t(end)),
+            ..pod("p")
+        };
+        for wait in [0, 10, 86_400] {
+            let p = Policy {
+                skip_wait_secs: wait,
+                ..forced()
+            };
+            let _ = judge(&dying, &p);
+        }
+        let c = Case::new(&[dying]);
+        assert_ne!(c.plan(0).step, Step::Fault);
+        assert_eq!(c.plan(1800).step, Step::TimedOut, "{end}");
+    }
 }

@@ -95,7 +95,7 @@ fn report_20_reboot_after_a_failed_drain_only_by_policy() {
 
 /// Report 21 (flatcar-linux-update-operator 201), KF-R16: the window closes during the drain.
 #[test]
-fn report_21_window_closes_during_the_drain() {
+fn report_21_kf_r16_window_closes_during_the_drain() {
     let mut w = World::plain();
     w.stuck = true;
     until(&mut w, Phase::Draining);
@@ -244,7 +244,7 @@ fn kf_r11_wrong_checksum_is_terminal_and_visible() {
 
 /// KF-R14, report 16: the order goes away in every phase; no node hangs.
 #[test]
-fn report_16_order_withdrawn_in_every_phase() {
+fn report_16_kf_r14_order_withdrawn_in_every_phase() {
     for phase in [
         Phase::Staging,
         Phase::Staged,
@@ -497,4 +497,131 @@ fn the_previous_system_is_staged_before_it_is_booted() {
         "{:?}",
         d.actions
     );
+}
+
+/// Report 2 (bottlerocket-update-operator 630): what was written and what was done differ by one step when the process dies.
+/// It dies once after every single action of the whole way.
+#[test]
+fn report_2_killed_after_every_single_action() {
+    for n in 1.. {
+        let mut w = World::plain();
+        let mut left = n;
+        'life: for _ in 0..300 {
+            let d = decide(&w.facts());
+            for a in &d.actions {
+                if w.act(a).is_err() {
+                    break;
+                }
+                left -= 1;
+                if left == 0 {
+                    w.crash();
+                    break 'life;
+                }
+            }
+            w.tick(3);
+        }
+        if left > 0 {
+            assert!(n > 12, "the whole way has only {n} actions?");
+            return;
+        }
+        assert_eq!(w.run_to_the_end(), End::Updated, "died after action {n}");
+        assert_eq!(w.boots_asked, 1, "died after action {n}");
+    }
+}
+
+/// KF-R2: a drain that did not end well is no drain: no boot, the grant given back, the reason told.
+#[test]
+fn kf_r2_a_drain_that_failed_is_never_followed_by_a_boot() {
+    use crate::drain::run::Outcome as Drained;
+    for end in [
+        Drained::Refused(Vec::new()),
+        Drained::TimedOut(Vec::new()),
+        Drained::VolumesAttached(Vec::new()),
+        Drained::Fault("the list of pods was refused".into()),
+    ] {
+        let mut w = World::plain();
+        until(&mut w, Phase::Draining);
+        let mut f = w.facts();
+        f.drain = Work::Ended(end.clone());
+        let d = decide(&f);
+        assert!(
+            !d.actions.iter().any(|a| matches!(a, Action::Boot { .. })),
+            "{end:?}: {:?}",
+            d.actions
+        );
+        let told = d.actions.iter().find_map(|a| match a {
+            Action::Report(r) => r.failure.clone(),
+            _ => None,
+        });
+        assert!(told.is_some_and(|x| !x.reason.is_empty()), "{end:?}");
+    }
+}
+
+/// KF-R5: nothing waits for ever, and an edit interrupts: the order is withdrawn while a budget holds the drain.
+#[test]
+fn kf_r5_a_drain_that_never_ends_is_interrupted_by_an_edit() {
+    let mut w = World::plain();
+    w.stuck = true;
+    until(&mut w, Phase::Draining);
+    let before = w.now;
+    w.order.desired = Desired::Abort;
+    assert_eq!(w.run_to_the_end(), End::GivenBack);
+    let ended = w
+        .report
+        .last_result
+        .as_ref()
+        .unwrap()
+        .finished_at
+        .as_ref()
+        .unwrap()
+        .0;
+    assert!(
+        ended.as_second() - before.as_second() < 60,
+        "long before the limit of the drain"
+    );
+    assert!(!w.node.unschedulable && w.boots_asked == 0);
+}
+
+/// KF-R6: the patch that uncordons fails once: it is repeated, mark and labels go with it, and a later config arrives.
+#[test]
+fn kf_r6_an_uncordon_that_fails_is_repeated_and_nothing_is_lost() {
+    let mut w = World::plain();
+    let mut refused = 0;
+    for _ in 0..300 {
+        let d = decide(&w.facts());
+        for a in &d.actions {
+            // The server refuses the first two; what follows in the round is not done.
+            if matches!(a, Action::Release { .. }) && refused < 2 {
+                refused += 1;
+                break;
+            }
+            if w.act(a).is_err() {
+                break;
+            }
+        }
+        w.tick(3);
+    }
+    assert_eq!(refused, 2, "an uncordon was tried and tried again");
+    assert!(!w.node.unschedulable && !w.node.upgrading && w.node.cordoned_by.is_none());
+    assert_eq!(w.report.last_result.as_ref().unwrap().outcome, Outcome::Done);
+    w.order.desired = Desired::Config;
+    w.order.opid = Some("op-config".into());
+    w.order.sysconfigs = Some(Configs {
+        version: Some("later".into()),
+        configs: vec![crate::api::Config::default()],
+    });
+    w.order.grant = Some(crate::api::GrantOrder {
+        epoch: 1,
+        grantedat: Time(w.now),
+        notafter: Time(after(w.now, 600)),
+    });
+    for _ in 0..5 {
+        w.round();
+        w.tick(3);
+    }
+    assert_eq!(
+        w.report.sysconfigs.as_ref().unwrap().version.as_deref(),
+        Some("later")
+    );
+    assert!(!w.node.configuring);
 }
