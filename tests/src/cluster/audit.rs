@@ -51,6 +51,11 @@ impl Call {
         self.ok() && self.is_write() && !self.is_dry()
     }
 
+    /// A write whose connection broke before the answer: it may have been stored all the same (the server logs 504, or nothing).
+    pub fn unsure(&self) -> bool {
+        matches!(self.code, 0 | 504) && self.is_write() && !self.is_dry()
+    }
+
     /// Succeeded.
     pub fn ok(&self) -> bool {
         (200..300).contains(&self.code)

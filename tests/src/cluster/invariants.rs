@@ -46,7 +46,7 @@ pub fn check(audit: &Audit, who: Players<'_>, limit: usize) -> Result<Seen> {
     let mut cordoned: BTreeSet<String> = BTreeSet::new();
     let mut seen = Seen::default();
     let mut all = BTreeSet::new();
-    for c in audit.calls.iter().filter(|c| c.changed()) {
+    for c in audit.calls.iter().filter(|c| c.changed() || c.unsure()) {
         if c.resource == "nodes" && (c.user == who.proxy || c.user == who.operator) {
             let mark = c
                 .request
@@ -58,13 +58,16 @@ pub fn check(audit: &Audit, who: Players<'_>, limit: usize) -> Result<Seen> {
                         mark.is_some_and(Value::is_string),
                         "a cordon without its mark: {c:?}"
                     );
-                    cordoned.insert(c.name.clone());
+                    if c.changed() {
+                        cordoned.insert(c.name.clone());
+                    }
                 }
                 Some(_) => {
                     ensure!(
                         mark.is_some_and(Value::is_null),
                         "I3: uncordon without taking our mark: {c:?}"
                     );
+                    // Counted as down are only those that surely are: a cut connection hides whether this was stored.
                     cordoned.remove(&c.name);
                 }
                 None => {}
@@ -72,13 +75,13 @@ pub fn check(audit: &Audit, who: Players<'_>, limit: usize) -> Result<Seen> {
             seen.most_down = seen.most_down.max(cordoned.len());
             ensure!(cordoned.len() <= limit, "I1: {cordoned:?} are down at {}", c.at);
         }
-        if c.resource == "os/status" && c.user == who.operator {
+        if c.resource == "os/status" && c.user == who.operator && c.changed() {
             let now = grants(c);
             ensure!(now.len() <= limit, "I1: {} grants at {}", now.len(), c.at);
             seen.ledgers += usize::from(!now.is_empty());
             all.extend(now);
         }
-        if c.resource == "pods/eviction" && c.user == who.proxy {
+        if c.resource == "pods/eviction" && c.user == who.proxy && c.changed() {
             ensure!(!cordoned.is_empty(), "an eviction without a cordon: {c:?}");
         }
     }
@@ -152,6 +155,23 @@ mod tests {
         assert!(over(vec![cordon("a"), foreign], 1).is_ok());
         let eviction = call("p", "pods/eviction", "x", Value::Null, Value::Null);
         assert!(over(vec![eviction], 1).is_err());
+    }
+
+    #[test]
+    fn an_uncordon_whose_answer_was_cut_off_may_have_happened_and_a_cordon_need_not() {
+        let with = |code: u16, mut c: Call| {
+            c.code = code;
+            c
+        };
+        let body =
+            json!({"metadata": {"annotations": {ANN_CORDONED_BY: null}}, "spec": {"unschedulable": null}});
+        let lift = || call("p", "nodes", "a", body.clone(), Value::Null);
+        assert!(over(vec![cordon("a"), with(504, lift()), cordon("b")], 1).is_ok());
+        assert!(over(vec![cordon("a"), with(504, cordon("b"))], 1).is_ok());
+        assert!(
+            over(vec![cordon("a"), with(409, lift()), cordon("b")], 1).is_err(),
+            "refused for sure"
+        );
     }
 
     #[test]
