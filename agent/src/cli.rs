@@ -22,6 +22,7 @@ use progress::Progress;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use target::Target;
 
 impl Where {
@@ -36,6 +37,15 @@ impl Where {
 
 /// Runs a command and says how it ended.
 pub(crate) async fn run(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
+    let code = answer(cli, handle).await;
+    // What was done is done; who asked has not got the answer.
+    if LOST.load(Ordering::Relaxed) && code == ExitCode::SUCCESS {
+        return ExitCode::from(exit::FAILED);
+    }
+    code
+}
+
+async fn answer(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
     let json = cli.place.json;
     let result = match cli.command {
         Command::Serve => serve::run(cli.place, handle).await,
@@ -85,10 +95,19 @@ fn document(e: &AgentError) -> serde_json::Value {
     serde_json::json!({"code": e.code.as_str(), "class": e.class().as_str(), "message": e.message})
 }
 
-/// Prints to standard output; a reader that went away is no failure.
+/// A part of the answer could not be written to standard output.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Prints to standard output; a reader that went away is no failure, a full disk is.
 fn out(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    let _ = std::io::stdout().flush();
+    let mut o = std::io::stdout();
+    match o.write_all(text.as_bytes()).and_then(|()| o.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("os-agent: the answer could not be written to standard output: {e}");
+            LOST.store(true, Ordering::Relaxed);
+        }
+        _ => {}
+    }
 }
 
 fn print(json: bool, value: &serde_json::Value, text: &str) {
@@ -129,6 +148,10 @@ async fn command(command: Command, place: &Where, handle: tokio::runtime::Handle
             .status()
             .await
             .map(|s| print(json, &show::status_json(&s), &show::status(&s))),
+        Command::Watch if place.offline().is_some() => Err(AgentError::new(
+            Code::InvalidArgument,
+            "watch follows an agent that runs; on a disk nothing goes on between two commands: use status",
+        )),
         Command::Watch => watch(&mut target, json).await,
         Command::Stage(a) => stage(&mut target, a, json).await,
         Command::Activate(a) => {

@@ -5,7 +5,7 @@ mod steps;
 use crate::engine::{Begun, Engine};
 use crate::error::{AgentError, Result};
 use crate::ports::{Cancel, Report};
-use crate::sys::lock::FileLock;
+use crate::sys::{accounts, lock::FileLock};
 use crate::wire;
 use camino::{Utf8Path, Utf8PathBuf};
 use futures_util::Stream;
@@ -34,10 +34,15 @@ pub struct Access {
 impl Access {
     /// Access of a group; unknown groups give none.
     pub fn group(name: &str) -> Access {
-        let gid = nix::unistd::Group::from_name(name).ok().flatten();
         Access {
-            gid: gid.map(|g| g.gid.as_raw()),
+            gid: accounts::group(name),
         }
+    }
+
+    /// Whether a caller's group is ours, or ours lists them.
+    fn admits(self, uid: u32, gid: u32) -> bool {
+        self.gid
+            .is_some_and(|own| own == gid || accounts::is_member(uid, own))
     }
 
     pub(crate) fn check(self, peer: Option<&UdsConnectInfo>) -> Result<String> {
@@ -46,7 +51,7 @@ impl Access {
             .ok_or_else(|| AgentError::new(Code::NotPermitted, "the caller's credentials are not known"))?;
         let own = rustix::process::geteuid().as_raw();
         let who = format!("{}:{}", cred.uid(), cred.pid().unwrap_or(0));
-        if cred.uid() == 0 || cred.uid() == own || self.gid == Some(cred.gid()) || self.member(cred.uid()) {
+        if cred.uid() == 0 || cred.uid() == own || self.admits(cred.uid(), cred.gid()) {
             return Ok(who);
         }
         Err(AgentError::new(
@@ -57,17 +62,6 @@ impl Access {
                 os_proto::SOCKET_GROUP
             ),
         ))
-    }
-
-    /// Whether the user's own groups hold ours.
-    fn member(self, uid: u32) -> bool {
-        let (Some(gid), Ok(Some(user))) = (self.gid, nix::unistd::User::from_uid(uid.into())) else {
-            return false;
-        };
-        nix::unistd::Group::from_gid(gid.into())
-            .ok()
-            .flatten()
-            .is_some_and(|g| g.mem.contains(&user.name))
     }
 }
 

@@ -144,6 +144,24 @@ impl Bench {
     }
 }
 
+/// An answer that could not be written is no success: a report redirected onto a full disk would be cut unnoticed.
+#[test]
+fn an_answer_that_is_lost_is_told() {
+    let b = Bench::new();
+    for args in [&["status", "--json"][..], &["history", "--json"], &["status"]] {
+        let o = Command::new(env!("CARGO_BIN_EXE_os-agent"))
+            .args(&args[..1])
+            .args(["--disk", b.disk.as_str(), "--running", "A"])
+            .args(&args[1..])
+            .stdout(std::fs::File::options().write(true).open("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&o.stderr);
+        assert_eq!(o.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output"), "{said}");
+    }
+}
+
 #[test]
 fn stage_status_activate_try_commit() {
     let b = Bench::new();
@@ -289,6 +307,7 @@ fn refusals_leave_the_disk_alone() {
         (vec!["activate"], "NotStaged", 3),
         (vec!["activate", "--digest", &zero], "NotStaged", 3),
         (vec!["rollback"], "NothingToDo", 3),
+        (vec!["watch"], "InvalidArgument", 2),
         (vec!["cancel"], "NothingToDo", 3),
         (vec!["verify-slot"], "NotStaged", 3),
     ] {

@@ -132,7 +132,7 @@ pub struct ClusterPrograms {
 pub fn cluster_programs() -> Result<ClusterPrograms> {
     eprintln!("building os-operator and os-proxy");
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let args = ["build", "--quiet", "-p", "os-proxy", "--bins"];
+    let args = ["build", "--quiet", "-p", "os-proxy", "-p", "os-e2e", "--bins"];
     proc::run(proc::command(&cargo).args(args).current_dir(workspace()))?;
     let dir = target_dir().join("debug");
     let proxy = dir.join("os-proxy.stripped");

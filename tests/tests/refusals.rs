@@ -402,3 +402,53 @@ fn wrong_usage_is_exit_2() {
         assert_eq!(e.code, 2, "{args:?}: {}{}", e.out, e.err);
     }
 }
+
+/// The shipped program is static. It must find groups, users and hosts without the name-service modules of the node's own C
+/// library: a static program that loads them crashes.
+#[test]
+#[ignore = "needs root (a mount namespace): tests/run image"]
+fn the_shipped_program_loads_no_name_service() {
+    let o = node();
+    let socket = o.dir.join("names.sock");
+    let switch = o.dir.join("nsswitch.conf");
+    let text =
+        "passwd: systemd files\ngroup: systemd files\nhosts: resolve mymachines myhostname files dns\n";
+    fs_err::write(&switch, text).unwrap();
+    let inner = format!(
+        "mount --bind {switch} /etc/nsswitch.conf && mount -t tmpfs tmpfs /run && exec {} serve --socket {socket}",
+        o.product.agent
+    );
+    let mut child = os_e2e::proc::command("unshare")
+        .args(["-m", "sh", "-c", &inner])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let ask = |user: &str| {
+        let mut c = os_e2e::proc::command("setpriv");
+        c.args([&format!("--reuid={user}"), "--regid=0", "--clear-groups"]);
+        c.arg(&o.product.agent)
+            .args(["status", "--json", "--socket", socket.as_str()]);
+        os_e2e::proc::status(&mut c).unwrap()
+    };
+    let mut answer = ask("0");
+    for _ in 0..100 {
+        if answer.code == 0 || child.try_wait().unwrap().is_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        answer = ask("0");
+    }
+    // A user of whom no file knows.
+    let stranger = ask("12345");
+    let maps = fs_err::read_to_string(format!("/proc/{}/maps", child.id())).unwrap_or_default();
+    let ended = child.try_wait().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(ended, None, "os-agent ended: {answer:?}");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(
+        stranger.code != 0 && !stranger.err.contains("transport"),
+        "{stranger:?}"
+    );
+    assert!(!maps.is_empty() && !maps.contains("libnss"), "{maps}");
+}

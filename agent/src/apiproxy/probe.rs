@@ -2,6 +2,7 @@
 
 use super::settings::{Settings, Upstream};
 use os_steps::sys::clock::monotonic;
+use os_steps::sys::hosts;
 use reqwest::{Certificate, Client, StatusCode};
 use std::error::Error as _;
 use std::net::SocketAddr;
@@ -54,16 +55,18 @@ impl Prober {
 
     async fn ask(&self, u: &Upstream) -> Result<StatusCode, Found> {
         let silent = |e: &dyn std::fmt::Display| Found::Silent(e.to_string());
-        let address: SocketAddr = tokio::net::lookup_host((u.host.as_str(), u.port))
+        let address: SocketAddr = hosts::addresses(&u.host)
             .await
             .map_err(|e| silent(&e))?
-            .next()
+            .first()
+            .map(|ip| SocketAddr::new(*ip, u.port))
             .ok_or_else(|| silent(&"its name has no address"))?;
         let mut b = Client::builder()
             .user_agent(concat!("os-agent/", env!("CARGO_PKG_VERSION")))
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .http1_only()
+            .dns_resolver(hosts::Names)
             .pool_max_idle_per_host(0)
             .tls_certs_only(self.roots.clone());
         let url = match &self.name {

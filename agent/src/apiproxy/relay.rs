@@ -1,7 +1,10 @@
 //! One connection: bytes both ways until one side ends.
 
 use super::pool::Pool;
+use super::settings::Upstream;
 use super::watchful;
+use os_steps::sys::hosts;
+use std::net::SocketAddr;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -10,8 +13,7 @@ pub(super) async fn run(mut client: TcpStream, pool: &Pool) {
     watchful(&client);
     let (candidates, limit) = pool.candidates();
     for mut c in candidates {
-        let address = (c.upstream.host.as_str(), c.upstream.port);
-        let why = match tokio::time::timeout(limit, TcpStream::connect(address)).await {
+        let why = match tokio::time::timeout(limit, connect(&c.upstream)).await {
             Ok(Ok(mut server)) => {
                 watchful(&server);
                 tokio::select! {
@@ -28,6 +30,12 @@ pub(super) async fn run(mut client: TcpStream, pool: &Pool) {
         pool.failed(&c.upstream, &why);
     }
     tracing::warn!("no API server takes a connection");
+}
+
+async fn connect(u: &Upstream) -> std::io::Result<TcpStream> {
+    let ips = hosts::addresses(&u.host).await?;
+    let list: Vec<SocketAddr> = ips.into_iter().map(|ip| SocketAddr::new(ip, u.port)).collect();
+    TcpStream::connect(list.as_slice()).await
 }
 
 /// Waits for the server's connections to be cut. A server that is no longer in the file keeps those that it has.

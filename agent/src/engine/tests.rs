@@ -479,6 +479,13 @@ fn rollback_when_idle_is_a_verified_trial_of_the_other_slot() {
     );
     n.update("2").unwrap();
     n.committed();
+    // Repeating it wants the same: the other slot stays armed, and then the node restarts.
+    let armed = v1::RollbackRequest::default();
+    n.engine().rollback(&armed, "test").unwrap();
+    n.until("the other slot is armed", |n| n.phase() == Phase::Armed);
+    let env = n.disk.env();
+    n.engine().rollback(&armed, "test").unwrap();
+    assert_eq!((n.phase(), n.disk.env()), (Phase::Armed, env));
     n.engine().rollback(&none, "test").unwrap();
     n.reboot_when_asked();
     assert_eq!(n.phase(), Phase::Trial);
@@ -498,6 +505,23 @@ fn rollback_when_idle_is_a_verified_trial_of_the_other_slot() {
     assert_eq!(n.disk.env().try_slot, None);
     let b = &n.status().slots[1];
     assert_eq!(b.state(), v1::SlotState::Dirty);
+}
+
+#[test]
+fn a_staged_image_that_never_ran_is_no_way_back() {
+    let n = Node::new();
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    n.activate("", false).unwrap();
+    let ask = v1::RollbackRequest::default();
+    n.engine().rollback(&ask, "test").unwrap();
+    assert_eq!((n.phase(), n.disk.env().try_slot), (Phase::Staged, None));
+    // Again, by hand or after a kill: nothing is armed.
+    assert_eq!(
+        code(n.engine().rollback(&ask, "test").map(|_| ())),
+        Code::NothingToDo
+    );
+    assert_eq!((n.phase(), n.disk.env().try_slot), (Phase::Staged, None));
 }
 
 #[test]

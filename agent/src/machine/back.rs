@@ -32,11 +32,30 @@ pub(super) fn rollback(node: &Node, now: i64, ask: &RollbackAsk) -> Result<Step>
             });
             Ok(step)
         }
+        // Asked for again: the way back is armed already. `cancel` takes it back.
+        Phase::Armed if armed_by_rollback(node) => {
+            let mut next = node.clone();
+            log_rollback(&mut next, now, ask, target, ask.reboot);
+            let mut effects = vec![Effect::SaveState { required: false }, Effect::Reply];
+            effects.extend(ask.reboot.then_some(Effect::Reboot));
+            let result = OpResult {
+                slot: Some(target),
+                ..OpResult::default()
+            };
+            Ok(Step::done(next, effects, result))
+        }
         Phase::Armed => {
             let mut next = node.clone();
             log_rollback(&mut next, now, ask, running, false);
             Ok(disarm(next, env, running))
         }
+        Phase::Staged => Err(refuse(
+            Code::NothingToDo,
+            format!(
+                "slot {running} boots next as it is, and slot {target} holds a staged image that never ran, which is no way back; \
+                 \"activate\" boots it"
+            ),
+        )),
         Phase::Foreign => {
             let mut next = node.clone();
             log_rollback(&mut next, now, ask, env.cur, ask.reboot);
@@ -89,6 +108,11 @@ pub(super) fn rollback(node: &Node, now: i64, ask: &RollbackAsk) -> Result<Step>
             begin(node, now, &ask.op_id, Kind::Rollback, &ask.asked_by, arm_ask)
         }
     }
+}
+
+fn armed_by_rollback(node: &Node) -> bool {
+    let id = node.state.armed.as_ref().map_or("", |a| a.op_id.as_str());
+    node.state.operation(id).is_some_and(|o| o.kind == Kind::Rollback)
 }
 
 fn log_rollback(next: &mut Node, now: i64, ask: &RollbackAsk, to: Slot, reboot: bool) {

@@ -1,5 +1,6 @@
 //! The only syscalls and the only `Command` of the agent.
 
+pub mod accounts;
 pub mod atomic;
 pub mod block;
 pub mod buf;

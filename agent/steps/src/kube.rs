@@ -106,6 +106,7 @@ impl KubeApi {
             .user_agent(concat!("os-agent/", env!("CARGO_PKG_VERSION")))
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
+            .dns_resolver(crate::sys::hosts::Names)
             .connect_timeout(CONNECT)
             .timeout(TOTAL);
         let a = &self.access;

@@ -4,5 +4,6 @@ pub mod atomic;
 pub mod cgroup;
 pub mod child;
 pub mod clock;
+pub mod hosts;
 pub mod lock;
 pub mod tree;

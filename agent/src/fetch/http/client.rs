@@ -22,6 +22,7 @@ pub(super) fn build(
         .referer(false)
         .http1_only()
         .pool_max_idle_per_host(0)
+        .dns_resolver(os_steps::sys::hosts::Names)
         .connect_timeout(policy.connect_timeout);
     if is_loopback(url) {
         b = b.no_proxy();
