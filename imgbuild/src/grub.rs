@@ -21,7 +21,7 @@ pub struct GrubImages {
 }
 
 /// Both names of the tool: Debian's and Fedora's.
-const TOOLS: [&str; 2] = ["grub-mkimage", "grub2-mkimage"];
+pub(crate) const TOOLS: [&str; 2] = ["grub-mkimage", "grub2-mkimage"];
 
 /// Convenience for a person at the menu; a GRUB without them boots as well.
 const SPARE: [&str; 5] = ["efi_uga", "efifwsetup", "help", "search_label", "search_fs_uuid"];
@@ -80,17 +80,22 @@ fn tool(root: &Utf8Path) -> Result<&'static str> {
     })
 }
 
+/// The package that usually brings the modules of a platform.
+pub(crate) const fn package(platform: Platform) -> &'static str {
+    match platform {
+        Platform::Pc => "grub2-pc-modules",
+        Platform::Efi(Arch::X86_64) => "grub2-efi-x64-modules",
+        Platform::Efi(Arch::Aarch64) => "grub2-efi-aa64-modules",
+    }
+}
+
 fn directory(root: &Utf8Path, platform: Platform) -> Result<Utf8PathBuf> {
     let dir = format!("usr/lib/grub/{}", platform.format());
     let at = inroot::resolve_all(root, &dir).map_err(|e| io_error(&dir, &e))?;
     if at.join("moddep.lst").is_file() {
         return Ok(at);
     }
-    let package = match platform {
-        Platform::Pc => "grub2-pc-modules",
-        Platform::Efi(Arch::X86_64) => "grub2-efi-x64-modules",
-        Platform::Efi(Arch::Aarch64) => "grub2-efi-aa64-modules",
-    };
+    let package = package(platform);
     Err(BuildError::new(
         Kind::Build,
         "IMG005",

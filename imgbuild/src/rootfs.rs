@@ -22,7 +22,9 @@ pub(crate) fn kind_of(e: &std::io::Error) -> Kind {
 
 /// An error about a file in the tree or the working directory.
 pub(crate) fn io_error(what: &str, e: &std::io::Error) -> BuildError {
-    BuildError::new(kind_of(e), "IO028", format!("{what}: {e}"))
+    let kind = kind_of(e);
+    let code = if kind == Kind::Space { "IO028" } else { "IO001" };
+    BuildError::new(kind, code, format!("{what}: {e}"))
 }
 
 /// Writes a file of the throw-away tree (no fsync: the tree is copied into an image later), replacing what was there.

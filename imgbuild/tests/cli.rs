@@ -16,6 +16,8 @@ mod before_a_build;
 mod interrupted;
 #[path = "cli/json.rs"]
 mod json;
+#[path = "cli/readme.rs"]
+mod readme;
 #[path = "cli/tree_build.rs"]
 mod tree_build;
 

@@ -172,6 +172,64 @@ fn bad_packages_have_their_exit_codes() {
     assert_eq!(Host::now(), before);
 }
 
+/// Told from the lists of files, before the long part.
+#[test]
+fn packages_that_cannot_boot_are_refused_before_they_are_downloaded() {
+    let Some(fixture) = fixture() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut recipe = Recipe::tiny(&fixture).package("kernel").package("systemd");
+    recipe.rest = "[disk]\nslot_mib = 512\nesp_mib = 64\n".to_owned();
+    let out = dir.path().join("out");
+    let (status, stderr) = run(&recipe.write(dir.path()), &out);
+    assert_eq!(status, 7, "{stderr}");
+    assert!(stderr.contains("error[IMG005]"), "{stderr}");
+    for name in ["grub2-tools", "grub2-efi-x64-modules", "grub2-pc-modules"] {
+        assert!(
+            stderr.contains(&format!("usually in the package {name}")),
+            "{stderr}"
+        );
+    }
+    // The kernel requires dracut.
+    for name in ["kernel", "dracut"] {
+        assert!(!stderr.contains(&format!("package {name}")), "{stderr}");
+    }
+    assert!(!stderr.contains("imgbuild: download packages"), "{stderr}");
+    let (status, stderr) = run(&recipe.package("grub2-tools").write(dir.path()), &out);
+    assert_eq!(status, 7, "{stderr}");
+    assert!(!stderr.contains("package grub2-tools"), "{stderr}");
+    assert_eq!(left_over(dir.path()), Vec::<String>::new());
+}
+
+/// Whatever dnf and rpm say when the output's disk is full, and whenever: exit code 6, and never "/".
+#[test]
+fn a_full_output_disk_has_one_exit_code_in_every_window() {
+    let Some(fixture) = fixture() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = Recipe::tiny(&fixture).package("systemd").write(dir.path());
+    let disk = dir.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    for kib in [64, 1024, 4096, 12_000, 24_000, 40_000, 80_000] {
+        let script =
+            format!("mount -t tmpfs -o size={kib}k none \"$2\" && exec \"$0\" build \"$1\" --out \"$2/out\"");
+        let got = Command::new("unshare")
+            .args(["-m", "sh", "-c", &script])
+            .arg(env!("CARGO_BIN_EXE_imgbuild"))
+            .arg(&recipe)
+            .arg(&disk)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&got.stderr);
+        assert_eq!(got.status.code(), Some(6), "{kib} KiB: {stderr}");
+        assert!(stderr.contains("error[IO028]"), "{kib} KiB: {stderr}");
+        assert!(stderr.contains(disk.to_str().unwrap()), "{kib} KiB: {stderr}");
+        assert!(!stderr.contains("the / filesystem"), "{kib} KiB: {stderr}");
+        eprintln!(
+            "{kib} KiB: {}",
+            stderr.lines().find(|l| l.starts_with("error")).unwrap()
+        );
+    }
+}
+
 /// Entries of a test's directory other than the recipe.
 fn left_over(dir: &Path) -> Vec<String> {
     fs::read_dir(dir)
@@ -333,7 +391,7 @@ fn nothing_stays_after_a_kill_in_any_phase() {
     let file = recipe.write(dir.path());
     let out = dir.path().join("out");
     for (stage, extra, signal, status) in [
-        ("resolve and download", 300, "KILL", None),
+        ("resolve packages", 300, "KILL", None),
         ("install packages", 1500, "KILL", None),
         ("install packages", 4000, "INT", Some(130)),
         ("complete the root", 200, "KILL", None),

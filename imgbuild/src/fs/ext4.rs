@@ -53,7 +53,8 @@ pub struct Ext4<'a> {
 /// What a file system is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Mounted read-only: no journal, never resized, this many inodes.
+    /// Mounted read-only: no journal, never resized, this many inodes. What belongs to the ordinary user who builds
+    /// belongs to root in it: his number says nothing on a node, and two users get the same image.
     ReadOnly {
         /// Number of inodes.
         inodes: u64,
@@ -134,20 +135,29 @@ fn refine(e: BuildError, fs: &Ext4<'_>) -> BuildError {
 fn normalise(fs: &Ext4<'_>, work: &Utf8Path) -> Result<()> {
     let epoch = u32::try_from(fs.epoch).unwrap_or(u32::MAX);
     let before = inodes::read(fs.image)?;
-    let script = script(&before, epoch, fs.purpose == Purpose::Data);
+    let me = rustix::process::geteuid();
+    let roots = match fs.purpose {
+        Purpose::Data => Roots::All,
+        Purpose::ReadOnly { .. } if me.is_root() => Roots::Own,
+        Purpose::ReadOnly { .. } => Roots::AndOf {
+            uid: me.as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        },
+    };
+    let script = script(&before, epoch, roots);
     if !script.is_empty() {
         run_debugfs(fs, work, &script)?;
     }
     let left = inodes::read(fs.image)?
         .iter()
-        .filter(|i| !changes(i, epoch, fs.purpose == Purpose::Data).is_empty())
+        .filter(|i| !changes(i, epoch, roots).is_empty())
         .count();
     if left > 0 {
         return Err(BuildError::new(
             Kind::Build,
             "EXT002",
             format!(
-                "{}: {left} inodes kept times of this machine although debugfs reported success",
+                "{}: {left} inodes kept times or owners of this machine although debugfs reported success",
                 fs.image
             ),
         ));
@@ -179,8 +189,36 @@ fn run_debugfs(fs: &Ext4<'_>, work: &Utf8Path, script: &str) -> Result<()> {
     }
 }
 
+/// What belongs to root besides what does already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Roots {
+    /// Nothing.
+    Own,
+    /// Files of this user, and this group's files.
+    AndOf {
+        /// The builder.
+        uid: u32,
+        /// The builder's group.
+        gid: u32,
+    },
+    /// Everything.
+    All,
+}
+
+impl Roots {
+    /// Whether user and group of a file become root.
+    fn take(self, i: &Inode) -> (bool, bool) {
+        match self {
+            Roots::Own => (false, false),
+            // In a directory with setgid, or after chgrp, a file of the user has another group of his: none of the image's.
+            Roots::AndOf { uid, gid } => (i.uid == uid, i.uid == uid || i.gid == gid),
+            Roots::All => (true, true),
+        }
+    }
+}
+
 /// The fields of an inode that must change, as debugfs commands without the inode.
-fn changes(i: &Inode, epoch: u32, root_owns: bool) -> Vec<String> {
+fn changes(i: &Inode, epoch: u32, roots: Roots) -> Vec<String> {
     let mut out = Vec::new();
     let mut time = |name: &str, seconds: u32, extra: u32, wanted: bool| {
         if wanted && seconds != epoch {
@@ -194,19 +232,20 @@ fn changes(i: &Inode, epoch: u32, root_owns: bool) -> Vec<String> {
     time("ctime", i.ctime, i.ctime_extra, true);
     time("crtime", i.crtime, i.crtime_extra, true);
     time("mtime", i.mtime, i.mtime_extra, i.mtime > epoch);
-    if root_owns && i.uid != 0 {
+    let (uid, gid) = roots.take(i);
+    if uid && i.uid != 0 {
         out.push("uid 0".to_owned());
     }
-    if root_owns && i.gid != 0 {
+    if gid && i.gid != 0 {
         out.push("gid 0".to_owned());
     }
     out
 }
 
-fn script(inodes: &[Inode], epoch: u32, root_owns: bool) -> String {
+fn script(inodes: &[Inode], epoch: u32, roots: Roots) -> String {
     let mut out = String::new();
     for i in inodes {
-        for change in changes(i, epoch, root_owns) {
+        for change in changes(i, epoch, roots) {
             let _ = writeln!(out, "sif <{}> {change}", i.number);
         }
     }

@@ -14,6 +14,9 @@ fn free(dir: &Utf8Path) -> Option<u64> {
     Some(s.f_bavail * s.f_frsize)
 }
 
+/// A disk with less than this is full: programs then fail in words that nobody can foresee.
+const FULL: u64 = 1 << 20;
+
 /// What a build is going to write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Amounts {
@@ -54,22 +57,43 @@ pub(super) fn check(amounts: Amounts, work: &Utf8Path) -> Result<()> {
 
 /// Programs report a full disk in their own words and with their own status: gives it our code and says how much is left.
 pub(super) fn explain(e: BuildError, work: &Utf8Path) -> BuildError {
+    // root may write into the part that is kept for it.
+    let writable = rustix::fs::statvfs(work.as_str()).ok().map(|s| {
+        let blocks = if rustix::process::geteuid().is_root() {
+            s.f_bfree
+        } else {
+            s.f_bavail
+        };
+        blocks * s.f_frsize
+    });
+    explained(e, work, writable)
+}
+
+fn explained(e: BuildError, work: &Utf8Path, writable: Option<u64>) -> BuildError {
     let says = [
         "No space left on device",
+        "Failed writing received data to disk",
+        "more space on the",
         "more space needed",
         "Disk quota exceeded",
         "File too large",
     ];
-    if e.kind != Kind::Space && !says.iter().any(|s| e.message.contains(s)) {
+    let full = e.kind == Kind::Build && writable.is_some_and(|n| n < FULL);
+    if e.kind != Kind::Space && !full && !says.iter().any(|s| e.message.contains(s)) {
         return e;
     }
     if e.code == "SIZE001" || e.message.contains("are free") {
         return e;
     }
-    let left = free(work).map_or_else(String::new, |n| {
+    let left = writable.map_or_else(String::new, |n| {
         format!(" ({} MiB are free in {})", n >> 20, work.parent().unwrap_or(work))
     });
-    BuildError::new(Kind::Space, "IO028", format!("{}{left}", e.message))
+    let text = if full {
+        format!("the disk of the output directory is full{left}: {}", e.message)
+    } else {
+        format!("{}{left}", e.message)
+    };
+    BuildError::new(Kind::Space, "IO028", text)
 }
 
 #[cfg(test)]
@@ -87,7 +111,21 @@ mod tests {
         assert_eq!((e.kind, e.code), (Kind::Space, "IO028"));
         assert!(e.message.contains("MiB are free in /"), "{e}");
         let other = BuildError::new(Kind::Build, "CMD001", "x");
-        assert_eq!(explain(other.clone(), Utf8Path::new("/tmp")), other);
+        let at = |e: &BuildError, free| explained(e.clone(), Utf8Path::new("/disk/.1.imgbuild"), free);
+        assert_eq!(at(&other, Some(1 << 30)), other);
+        assert_eq!(at(&other, None), other);
+        let e = at(&other, Some(4096));
+        assert_eq!(
+            (e.kind, e.code),
+            (Kind::Space, "IO028"),
+            "in words that nobody foresaw"
+        );
+        assert_eq!(
+            e.message,
+            "the disk of the output directory is full (0 MiB are free in /disk): x"
+        );
+        let input = BuildError::new(Kind::Input, "CFG010", "x");
+        assert_eq!(at(&input, Some(0)), input);
         let size = BuildError::new(Kind::Space, "SIZE001", "x");
         assert_eq!(explain(size.clone(), Utf8Path::new("/tmp")), size);
     }

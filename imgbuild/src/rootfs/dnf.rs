@@ -1,19 +1,20 @@
 //! Installs packages into an empty root with dnf, and believes nothing that dnf does not prove.
 //!
-//! dnf gets a configuration of its own, so that nothing of the host's reaches the image. It runs twice: once to solve,
-//! download and check signatures, once without any network to run the transaction and the packages' scriptlets. Its exit
+//! dnf gets a configuration of its own, so that nothing of the host's reaches the image. It runs three times: once to solve
+//! (and to see whether the result could boot), once to download and check signatures, once without any network to run the transaction and the packages' scriptlets. Its exit
 //! status 0 does not mean that all went well: output and package database are looked through afterwards.
 
 mod conf;
 mod database;
 mod messages;
+mod needed;
 mod owners;
 mod repofile;
 
 use crate::cmd::{self, Cmd, Stream, chroot, sandbox};
 use crate::error::{BuildError, Kind, Result};
 use crate::progress::Progress;
-use crate::recipe::{Recipe, Rootfs, Trust};
+use crate::recipe::{Loader, Recipe, Rootfs, Trust};
 use crate::suggest;
 use camino::{Utf8Path, Utf8PathBuf};
 use std::time::Duration;
@@ -83,7 +84,9 @@ pub fn install(
     fs_err::set_permissions(root, mode).map_err(|e| io("cannot create the root", &e))?;
     let mut mounts = chroot::Mounts::new(root)?;
     mounts.bind(&dir.join("state"), root, STATE)?;
-    progress.stage("resolve and download packages");
+    progress.stage("resolve packages");
+    dnf.resolve(recipe, packages)?;
+    progress.stage("download packages");
     let downloaded = dnf.install(packages, Phase::Download)?;
     let origin = messages::transaction_table(&downloaded);
     progress.stage("install packages");
@@ -102,6 +105,7 @@ pub fn install(
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
+    Resolve,
     Download,
     Install,
 }
@@ -136,6 +140,7 @@ impl Dnf<'_> {
     fn install(&self, packages: &[String], phase: Phase) -> Result<Vec<String>> {
         let mut log = Vec::new();
         let command = match phase {
+            Phase::Resolve => self.command(&["--assumeno", "install"]).timeout(DOWNLOAD_LIMIT),
             // dnf gives up on a server that stands still; this is for one that is merely slow.
             Phase::Download => self
                 .command(&["--downloadonly", "install"])
@@ -153,7 +158,7 @@ impl Dnf<'_> {
                 log.push(line.to_owned());
             })
             .status()?;
-        if status.success() {
+        if status.success() || (phase == Phase::Resolve && messages::only_asked(&log)) {
             return Ok(log);
         }
         let mut error = messages::explain(&log, self.arch);
@@ -161,6 +166,27 @@ impl Dnf<'_> {
             error.message = self.with_closest(&log);
         }
         Err(error)
+    }
+
+    /// Solves, and refuses packages that could not boot before any of them is downloaded. Where the lists of files cannot
+    /// be had, the stages that need the files say what is missing.
+    fn resolve(&self, recipe: &Recipe, packages: &[String]) -> Result<()> {
+        let log = self.install(packages, Phase::Resolve)?;
+        let names: Vec<String> = messages::transaction_table(&log)
+            .into_keys()
+            .map(|(name, arch)| format!("{name}.{arch}"))
+            .collect();
+        if recipe.boot.loader == Loader::None || messages::package_count(&log) != Some(names.len()) {
+            return Ok(());
+        }
+        let listed = self
+            .command(&["--cacheonly", "repoquery", "--available", "--list"])
+            .args(names)
+            .run();
+        match listed {
+            Ok(out) => needed::check(recipe, out.stdout_text().lines()).map_or(Ok(()), Err),
+            Err(_) => Ok(()),
+        }
     }
 
     /// The message for packages that no repository has, with the closest names there are.

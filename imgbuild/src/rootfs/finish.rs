@@ -69,7 +69,8 @@ pub fn finish(recipe: &Recipe, root: &Utf8Path, work: &Utf8Path, progress: &dyn 
     files::apply(recipe, root)?;
     units::apply(recipe, root)?;
     progress.stage("clean the root");
-    scrub::scrub(root)?;
+    scrub::scrub(root, recipe.boot.loader == Loader::Grub)?;
+    files::lost(recipe, root, progress)?;
     scrub::lint(root, work, progress)?;
     clamp_times(root)
 }
@@ -169,10 +170,18 @@ fn link(root: &Utf8Path, path: &str, target: &str) -> Result<()> {
     make().map_err(|e| io_error(&format!("cannot make the link {path}"), &e))
 }
 
-/// Gives a path to an owner; an ordinary user, who owns all of a tree, can give nothing away.
+/// Gives a path to an owner. What an ordinary user owns becomes root's in the image ([`crate::fs::ext4`]); another owner
+/// cannot be given without root, nor the user's own number, which would become root's as well.
 fn give(at: &Utf8Path, uid: u32, gid: u32) -> Result<()> {
-    if !rustix::process::geteuid().is_root() && uid == 0 && gid == 0 {
-        return Ok(());
+    if !rustix::process::geteuid().is_root() {
+        if uid == 0 && gid == 0 {
+            return Ok(());
+        }
+        let m = format!(
+            "{at}: only a build as root can make {uid}:{gid} its owner; run imgbuild with sudo, or leave the owner out: then \
+             it is root:root"
+        );
+        return Err(BuildError::new(Kind::Input, "CFG017", m));
     }
     std::os::unix::fs::lchown(at, Some(uid), Some(gid))
         .map_err(|e| io_error(&format!("cannot change the owner of {at}"), &e))

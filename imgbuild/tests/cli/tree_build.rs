@@ -176,6 +176,150 @@ fn a_tree_with_additions_is_copied_and_left_alone() {
     assert!(text.starts_with("hello"), "{text}");
 }
 
+/// Where no initramfs is made, the tree's own is the image's, and a node refuses an image without one.
+#[test]
+fn an_initramfs_of_the_tree_or_the_recipe_stays() {
+    let b = Bench::new();
+    std::fs::create_dir(b.path("tree/boot")).unwrap();
+    b.write("tree/boot/initramfs.img", "of the tree");
+    let cat = |b: &Bench| {
+        b.run(&["build", "r.toml", "--out", "o", "-q"]).succeeds();
+        tool(
+            "debugfs",
+            &["-R", "cat /boot/initramfs.img"],
+            &b.path("o/update.img"),
+        )
+    };
+    assert!(cat(&b).starts_with("of the tree"), "as it is");
+    b.write(
+        "r.toml",
+        &format!("{RECIPE}[[files]]\ntext = \"hello\"\ndst = \"/etc/motd\"\n"),
+    );
+    assert!(cat(&b).starts_with("of the tree"), "copied");
+    b.write(
+        "r.toml",
+        &format!("{RECIPE}[[files]]\ntext = \"of the recipe\"\ndst = \"/boot/initramfs.img\"\n"),
+    );
+    assert!(cat(&b).starts_with("of the recipe"), "put there");
+}
+
+#[test]
+fn files_that_cleaning_takes_out_are_named() {
+    let b = Bench::new();
+    b.write(
+        "r.toml",
+        &format!(
+            "{RECIPE}[[files]]\ntext = \"a\"\ndst = \"/tmp/x\"\n[[files]]\ntext = \"b\"\ndst = \"/etc/motd\"\n\
+             [[files]]\ntext = \"k\"\ndst = \"/etc/ssh/ssh_host_rsa_key\"\n"
+        ),
+    );
+    let run = b.run(&["build", "r.toml", "--out", "o"]);
+    let err = &run.succeeds().err;
+    assert!(err.contains("warning[IMG011] files[0].dst \"/tmp/x\": "), "{err}");
+    assert!(err.contains("warning[IMG011] files[2].dst "), "{err}");
+    assert!(!err.contains("files[1]"), "{err}");
+}
+
+/// Runs a build as an ordinary user; none where we are one ourselves.
+fn as_user(b: &Bench, uid: u32, args: &[&str]) -> Option<super::Run> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    // The program of the tests may lie where only root looks.
+    let program = b.path("imgbuild-of-all");
+    std::fs::copy(env!("CARGO_BIN_EXE_imgbuild"), &program).unwrap();
+    let owner = format!("{uid}:{}", uid + 1);
+    let chown = Command::new("chown")
+        .args(["-Rh", &owner])
+        .arg(b.path(""))
+        .status()
+        .unwrap();
+    assert!(chown.success());
+    let out = Command::new("setpriv")
+        .args([
+            &format!("--reuid={uid}"),
+            &format!("--regid={}", uid + 1),
+            "--clear-groups",
+        ])
+        .arg(&program)
+        .args(args)
+        .current_dir(b.path(""))
+        .env_remove("SOURCE_DATE_EPOCH")
+        .output()
+        .unwrap();
+    std::fs::remove_file(program).unwrap();
+    Some(super::Run::of(out))
+}
+
+#[test]
+fn files_of_an_ordinary_builder_are_roots_in_the_image() {
+    let recipe = format!("{RECIPE}[[files]]\ntext = \"x\"\ndst = \"/etc/motd\"\n");
+    let mut images = Vec::new();
+    for (copied, text) in [(false, RECIPE), (true, recipe.as_str())] {
+        for uid in [0, 12_345, 65_534] {
+            let b = Bench::new();
+            b.write("r.toml", text);
+            let args = ["build", "r.toml", "--out", "o", "-q"];
+            if uid == 0 {
+                b.run(&args).succeeds();
+            } else {
+                let Some(run) = as_user(&b, uid, &args) else {
+                    continue;
+                };
+                run.succeeds();
+            }
+            let image = b.path("o/update.img");
+            for file in ["/", "/etc/5", "/usr/lib/a/hard", "/etc/os-release"] {
+                let stat = tool("debugfs", &["-R", &format!("stat {file}")], &image);
+                assert!(
+                    stat.contains("User:     0   Group:     0 "),
+                    "{uid} {file}: {stat}"
+                );
+            }
+            if !copied {
+                images.push(std::fs::read(image).unwrap());
+            }
+        }
+    }
+    // The benches are made at different seconds, and the times of a tree are kept: sizes only.
+    assert!(images.iter().all(|i| i.len() == images[0].len()));
+}
+
+#[test]
+fn two_users_get_the_same_bytes() {
+    let b = Bench::new();
+    let mut sums = Vec::new();
+    for uid in [0, 12_345, 65_534] {
+        let out = format!("o{uid}");
+        let args = ["build", "r.toml", "--out", &out, "-q"];
+        if uid == 0 {
+            b.run(&args).succeeds();
+        } else {
+            let Some(run) = as_user(&b, uid, &args) else {
+                eprintln!("skipped: only root can become two users");
+                return;
+            };
+            run.succeeds();
+        }
+        sums.push(std::fs::read_to_string(b.path(&out).join("SHA256SUMS")).unwrap());
+    }
+    assert!(sums.iter().all(|s| *s == sums[0]), "{sums:#?}");
+}
+
+#[test]
+fn another_owner_needs_root() {
+    let b = Bench::new();
+    for owner in ["1000:1000", "12345:12346", "0:5"] {
+        let files = format!("[[files]]\ntext = \"x\"\ndst = \"/etc/motd\"\nowner = \"{owner}\"\n");
+        b.write("r.toml", &format!("{RECIPE}{files}"));
+        let args = ["build", "r.toml", "--out", "o"];
+        let run = as_user(&b, 12_345, &args).unwrap_or_else(|| b.run(&args));
+        run.fails(3, "error[CFG017] ");
+        assert!(run.err.contains("run imgbuild with sudo"), "{run:?}");
+        assert!(!b.path("o").exists());
+    }
+}
+
 #[test]
 fn plan_touches_nothing_and_names_every_partition() {
     let b = Bench::new();

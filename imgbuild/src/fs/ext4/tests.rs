@@ -97,8 +97,19 @@ fn only_what_differs_is_changed() {
         mtime_extra: 0,
         crtime_extra: 0,
     };
-    assert!(changes(&same, 100, false).is_empty());
-    assert_eq!(changes(&same, 100, true), ["uid 0"]);
+    assert!(changes(&same, 100, Roots::Own).is_empty());
+    assert_eq!(changes(&same, 100, Roots::All), ["uid 0"]);
+    let builder = Roots::AndOf { uid: 1000, gid: 1001 };
+    let owned = |uid, gid| changes(&Inode { uid, gid, ..same }, 100, builder);
+    assert_eq!(owned(1000, 1001), ["uid 0", "gid 0"]);
+    assert_eq!(
+        owned(1000, 27),
+        ["uid 0", "gid 0"],
+        "another group of the builder's"
+    );
+    assert_eq!(owned(1000, 0), ["uid 0"]);
+    assert_eq!(owned(33, 1001), ["gid 0"]);
+    assert!(owned(33, 33).is_empty());
     let other = Inode {
         atime: 7,
         mtime: 101,
@@ -106,7 +117,7 @@ fn only_what_differs_is_changed() {
         ..same
     };
     assert_eq!(
-        script(&[other], 100, false),
+        script(&[other], 100, Roots::Own),
         "sif <12> atime @100\nsif <12> mtime @100\nsif <12> mtime_extra 0\n"
     );
 }

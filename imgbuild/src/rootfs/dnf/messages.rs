@@ -48,15 +48,43 @@ pub(super) fn transaction_table(log: &[String]) -> BTreeMap<(String, String), St
     table
 }
 
+/// How many packages dnf would install, as it says below its table.
+pub(super) fn package_count(log: &[String]) -> Option<usize> {
+    let rest = log.iter().find_map(|l| l.trim().strip_prefix("Install "))?;
+    let (count, word) = rest.trim().split_once(' ')?;
+    word.trim_start()
+        .starts_with("Package")
+        .then(|| count.parse().ok())?
+}
+
+/// Whether a dnf that did not succeed only stopped because the answer to its question was no.
+pub(super) fn only_asked(log: &[String]) -> bool {
+    log.iter().any(|l| l.trim() == "Operation aborted.") && !log.iter().any(|l| l.starts_with("Error:"))
+}
+
+/// What dnf, curl and rpm say when the disk is full. rpm sees the image's root, whose disk is that of the results.
+const FULL: [&str; 6] = [
+    "No space left on device",
+    "Disk quota exceeded",
+    "Failed writing received data to disk",
+    "more space needed on the",
+    "more space on the",
+    "more inodes on the",
+];
+
 /// The error behind a dnf that did not succeed.
 pub(super) fn explain(log: &[String], arch: &str) -> BuildError {
     let has = |needle: &str| log.iter().any(|l| l.contains(needle));
-    if has("No space left on device") || has("more space needed on the") {
-        let detail = grep(log, &["No space left on device", "more space needed on the"]);
+    if FULL.iter().any(|f| has(f)) {
+        // The image's "/" is not the host's.
+        let detail = grep(log, &FULL).replace("on the / filesystem", "on the output directory's disk");
         return BuildError::new(
             Kind::Space,
             "IO028",
-            format!("installing packages: {detail}; free space where the output directory lies"),
+            format!(
+                "installing packages: the disk of the output directory is full; free space there or give --out another \
+                 disk: {detail}"
+            ),
         );
     }
     if let Some(error) = trust(log) {

@@ -3,6 +3,7 @@
 use super::super::{inroot, io_error, write_new};
 use super::{bad_owner, give, owner};
 use crate::error::{BuildError, Kind, Result};
+use crate::progress::Progress;
 use crate::recipe::{FileSource, Recipe};
 use camino::{Utf8Path, Utf8PathBuf};
 use std::os::unix::fs::PermissionsExt;
@@ -30,6 +31,22 @@ pub(super) fn apply(recipe: &Recipe, root: &Utf8Path) -> Result<()> {
                 let at = target(root, &entry.dst, false, &key)?;
                 put.copy(from, &at)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Says which of them cleaning took out again: what lies where a node starts with nothing does not come into an image.
+pub(super) fn lost(recipe: &Recipe, root: &Utf8Path, progress: &dyn Progress) -> Result<()> {
+    for (i, entry) in recipe.files.iter().enumerate() {
+        let at = inroot::resolve(root, &entry.dst).map_err(|e| io_error(entry.dst.as_str(), &e))?;
+        if at.symlink_metadata().is_err() {
+            let m = format!(
+                "files[{i}].dst {:?}: an image never holds this, it was taken out again (what lies in /tmp, /run, /var/log and \
+                 the like, and what each machine has of its own)",
+                entry.dst.as_str()
+            );
+            progress.warning("IMG011", &m);
         }
     }
     Ok(())

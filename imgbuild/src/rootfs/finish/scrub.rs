@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 const EMPTY: [&str; 7] = ["dev", "proc", "run", "sys", "tmp", "var/cache", "var/tmp"];
 
 /// Files and directories that are removed.
-const REMOVE: [&str; 21] = [
+const REMOVE: [&str; 20] = [
     "etc/.pwd.lock",
     "etc/.updated",
     "etc/group-",
@@ -31,14 +31,19 @@ const REMOVE: [&str; 21] = [
     "var/lib/systemd/random-seed",
     "var/lib/NetworkManager/secret_key",
     "var/lib/cloud/instances",
-    "boot/initramfs.img",
     "boot/grub/grubenv",
     "boot/grub2/grubenv",
     ".dnf",
 ];
 
-/// Cleans the tree.
-pub(super) fn scrub(root: &Utf8Path) -> Result<()> {
+/// Replaced by what [`crate::initramfs`] makes; an image whose initramfs is not made here keeps its own.
+const INITRAMFS: &str = "boot/initramfs.img";
+
+/// Cleans the tree; `initramfs` tells whether one is made afterwards.
+pub(super) fn scrub(root: &Utf8Path, initramfs: bool) -> Result<()> {
+    if initramfs {
+        remove(&in_root(root, INITRAMFS)?)?;
+    }
     for name in EMPTY {
         let at = inroot::resolve_all(root, name).map_err(|e| io_error(name, &e))?;
         if at.is_dir() {
@@ -85,6 +90,9 @@ fn shadow_dates(root: &Utf8Path) -> Result<()> {
         return Ok(());
     }
     write_new(&at, new.as_bytes(), meta.permissions().mode() & 0o7777)?;
+    if !rustix::process::geteuid().is_root() {
+        return Ok(()); // the file is his who wrote it, as it was before
+    }
     super::give(&at, meta.uid(), meta.gid())
 }
 

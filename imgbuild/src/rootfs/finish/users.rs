@@ -38,8 +38,11 @@ pub(super) fn apply(recipe: &Recipe, root: &Utf8Path) -> Result<()> {
     let secret = fs_err::metadata(root.join("etc/shadow")).map_or(0o600, |m| {
         std::os::unix::fs::PermissionsExt::mode(&m.permissions()) & 0o7777
     });
-    let secret_group =
-        fs_err::metadata(root.join("etc/shadow")).map_or(0, |m| std::os::unix::fs::MetadataExt::gid(&m));
+    // What an ordinary user has unpacked has his group, which becomes root's.
+    let secret_group = fs_err::metadata(root.join("etc/shadow"))
+        .ok()
+        .filter(|_| rustix::process::geteuid().is_root())
+        .map_or(0, |m| std::os::unix::fs::MetadataExt::gid(&m));
     for (name, text, mode, gid) in [
         ("passwd", &tables.passwd, 0o644, 0),
         ("group", &tables.group, 0o644, 0),

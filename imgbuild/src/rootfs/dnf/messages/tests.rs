@@ -63,6 +63,17 @@ Install  20 Packages"));
 }
 
 #[test]
+fn an_answer_of_no_is_no_failure() {
+    let text = "Transaction Summary\n====\nInstall  111 Packages\n\nTotal size: 70 M\nOperation aborted.";
+    assert!(only_asked(&log(text)));
+    assert_eq!(package_count(&log(text)), Some(111));
+    assert_eq!(package_count(&log("Install  1 Package")), Some(1));
+    assert_eq!(package_count(&log("Installing:\n x\nInstall all of it")), None);
+    assert!(!only_asked(&log("Operation aborted.\nError: x")));
+    assert!(!only_asked(&log("Error: Unable to find a match: x")));
+}
+
+#[test]
 fn an_unknown_package() {
     let text = "No match for argument: test-packge\nNo match for argument: nosuchthing\nError: Unable to find a match: test-packge nosuchthing";
     let (kind, code, message) = explained(text);
@@ -228,9 +239,21 @@ fn a_full_disk_is_not_the_packages_fault() {
     for text in [
         "error: unpacking of archive failed on file /usr/x: cpio: write failed - No space left on device",
         "Error: Transaction test error:\n  installing package a needs 5MB more space needed on the / filesystem",
+        "Error: Transaction test error:\n  installing package a-1-1.noarch needs 2MB more space on the / filesystem",
+        "Error: Transaction test error:\n  installing package a-1-1.noarch needs 7 more inodes on the / filesystem",
+        "Error: Error downloading packages:\n  Curl error (23): Failed writing received data to disk/application for \
+         http://h/a.rpm [Failure writing output to destination]",
+        "Errors during downloading metadata for repository 'x':\n  - Curl error (23): Failed writing received data to \
+         disk/application for http://h/repodata/f.xz [x]\nError: Failed to download metadata for repo 'x': Yum repo \
+         downloading error",
     ] {
-        let (kind, code, _) = explained(text);
+        let (kind, code, message) = explained(text);
         assert_eq!((kind, code), (Kind::Space, "IO028"), "{text}");
+        assert!(
+            message.contains("the disk of the output directory is full"),
+            "{message}"
+        );
+        assert!(!message.contains("the / filesystem"), "{message}");
     }
 }
 
