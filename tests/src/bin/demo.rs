@@ -6,7 +6,8 @@ use os_e2e::guest::{self, STAGE};
 use os_e2e::images::{self, Broken};
 use os_e2e::node::{Node, say};
 use os_e2e::vm::Firmware;
-use std::time::Instant;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 struct Table {
     start: Instant,
@@ -54,7 +55,10 @@ fn main() -> std::process::ExitCode {
 }
 
 fn tell(table: &mut Table) -> Result<()> {
-    let images = images::images()?;
+    say(
+        "compiling os-agent and imgbuild (minutes where nothing is compiled yet), then RPM packages and images from them",
+    );
+    let images = with_signs_of_life("still compiling and building", images::images)?;
     table.row(
         "build",
         format!("versions 1 and 2 by imgbuild from RPM packages ({})", images.dir),
@@ -65,6 +69,22 @@ fn tell(table: &mut Table) -> Result<()> {
         node.keep();
     }
     done
+}
+
+/// Does something long that may be silent, with a line every minute.
+fn with_signs_of_life<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let (done, wait) = channel::<()>();
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            while wait.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {
+                say(&format!("{what}, {} min so far", start.elapsed().as_secs() / 60));
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
 }
 
 fn story(table: &mut Table, images: &images::Images, node: &mut Node) -> Result<()> {
