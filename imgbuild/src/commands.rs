@@ -58,8 +58,7 @@ fn load(file: &Utf8Path, base_url: Option<&str>) -> Result<(Recipe, Plan), Error
 fn print_json(value: &impl serde::Serialize) -> Result<(), Errors> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|e| one(BuildError::new(Kind::Bug, "BUG001", e.to_string())))?;
-    ui::print(&format!("{text}\n"));
-    Ok(())
+    ui::print(&format!("{text}\n")).map_err(one)
 }
 
 /// `imgbuild check`.
@@ -74,8 +73,7 @@ pub(crate) fn check(file: &Utf8Path, json: bool) -> Result<(), Errors> {
         return print_json(&serde_json::json!({
             "recipe": recipe.file, "pretty_name": plan.pretty_name, "warnings": warnings}));
     }
-    ui::print(&format!("{}: {}, no errors\n", recipe.file, plan.pretty_name));
-    Ok(())
+    ui::print(&format!("{}: {}, no errors\n", recipe.file, plan.pretty_name)).map_err(one)
 }
 
 /// `imgbuild plan`.
@@ -84,8 +82,7 @@ pub(crate) fn plan(file: &Utf8Path, json: bool) -> Result<(), Errors> {
     if json {
         return print_json(&plan);
     }
-    ui::print(&plan.to_string());
-    Ok(())
+    ui::print(&plan.to_string()).map_err(one)
 }
 
 /// `imgbuild verify`.
@@ -120,8 +117,7 @@ pub(crate) fn verify(dir: &Utf8Path, json: bool) -> Result<(), Errors> {
         let names: Vec<&String> = sums.iter().map(|(name, _)| name).collect();
         return print_json(&serde_json::json!({"dir": dir, "verified": names}));
     }
-    ui::print(&format!("{dir}: {} files are as they were built\n", sums.len()));
-    Ok(())
+    ui::print(&format!("{dir}: {} files are as they were built\n", sums.len())).map_err(one)
 }
 
 /// `imgbuild build`: checks, takes the lock, lets a worker build, gives the results their names.
@@ -150,10 +146,13 @@ pub(crate) fn build(options: &Build) -> Result<(), Errors> {
     };
     let summary = result.map(|()| report_done(options, &paths));
     match (summary, lock.release()) {
-        (Ok(text), Ok(())) => {
-            ui::print(&text);
-            Ok(())
-        }
+        (Ok(text), Ok(())) => ui::print(&text).map_err(|e| {
+            let m = format!(
+                "{}; the build itself is done and lies in {}",
+                e.message, paths.out
+            );
+            one(BuildError { message: m, ..e })
+        }),
         (Ok(_), Err(e)) => Err(one(e)),
         (Err(errors), _) => Err(errors),
     }

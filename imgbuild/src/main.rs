@@ -27,9 +27,9 @@ fn run(json: bool) -> u8 {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
-            let _ = e.print();
+            let printed = ui::printed(e.print());
             if !e.use_stderr() {
-                return 0;
+                return printed.map_or_else(|e| fail(&vec![e], false), |()| 0);
             }
             let text = e.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
@@ -76,7 +76,10 @@ fn fail(errors: &Errors, json: bool) -> u8 {
 /// The program's part of [`fail`].
 fn answer(errors: &Errors, json: bool) -> u8 {
     if json && let Some(doc) = error::document(errors) {
-        ui::print(&format!("{doc}\n"));
+        // The command failed already, and its exit code says more.
+        if let Err(e) = ui::print(&format!("{doc}\n")) {
+            ui::say(&e.to_string());
+        }
     }
     errors
         .first()

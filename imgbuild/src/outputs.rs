@@ -10,7 +10,7 @@ mod remove;
 
 use crate::error::{BuildError, Kind, Result};
 use camino::{Utf8Path, Utf8PathBuf};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{Access, FlockOperation, flock};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -48,7 +48,12 @@ impl Paths {
     /// # Errors
     /// CFG016 when `out` cannot be one.
     pub fn new(out: &Utf8Path) -> Result<Paths> {
-        let bad = |what: &str| BuildError::new(Kind::Input, "CFG016", format!("--out {out}: {what}"));
+        let bad = |what: &str| BuildError::new(Kind::Input, "CFG016", format!("--out {out:?}: {what}"));
+        if out.as_str().trim().is_empty() {
+            return Err(bad(
+                "is empty; give a directory for the results (an unset variable?)",
+            ));
+        }
         let absolute = if out.is_absolute() {
             out.to_owned()
         } else {
@@ -81,14 +86,20 @@ impl Lock {
     /// Takes the lock; removes what a killed build left.
     ///
     /// # Errors
-    /// LOCK001 while another build holds it; IO001 when the directory cannot be created or emptied.
+    /// LOCK001 while another build holds it; CFG016 when nothing can be created there; IO001 when the directory cannot be
+    /// emptied.
     pub fn take(paths: &Paths) -> Result<Lock> {
         if paths.out.exists() && !paths.out.is_dir() {
             let m = format!("--out {}: expected a directory, found a file", paths.out);
             return Err(BuildError::new(Kind::Input, "CFG016", m));
         }
         if let Some(parent) = paths.work.parent() {
-            fs_err::create_dir_all(parent).map_err(|e| BuildError::io(format!("creating {parent}"), &e))?;
+            fs_err::create_dir_all(parent).map_err(|e| no_place(paths, parent, &e))?;
+        }
+        // The results go there at the end only, which is too late to hear of it.
+        if paths.out.exists() {
+            rustix::fs::access(paths.out.as_str(), Access::WRITE_OK | Access::EXEC_OK)
+                .map_err(|e| no_place(paths, &paths.out, &e.into()))?;
         }
         // The holder before us removes the directory when it is done: then we locked one that has no name any more.
         for _ in 0..20 {
@@ -150,7 +161,7 @@ fn try_lock(paths: &Paths) -> Result<Option<File>> {
     match std::fs::DirBuilder::new().mode(0o755).create(work) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(io(e)),
+        Err(e) => return Err(no_place(paths, work, &e)),
     }
     // A link could lead anywhere, and what is there would be removed.
     let meta = fs_err::symlink_metadata(work).map_err(io)?;
@@ -171,6 +182,24 @@ fn try_lock(paths: &Paths) -> Result<Option<File>> {
     let ours = dir.metadata().map_err(io)?;
     let same = std::fs::metadata(work).is_ok_and(|m| (m.dev(), m.ino()) == (ours.dev(), ours.ino()));
     Ok(same.then_some(dir))
+}
+
+/// A directory that cannot be made or written to: the command line is wrong, unless the disk is full.
+fn no_place(paths: &Paths, at: &Utf8Path, e: &std::io::Error) -> BuildError {
+    let io = BuildError::io(format!("creating {at}"), e);
+    if io.kind == Kind::Space {
+        return io;
+    }
+    // Of a file where a directory must be, the system says that it exists.
+    let why = match e.kind() {
+        std::io::ErrorKind::AlreadyExists => "Not a directory".to_owned(),
+        _ => crate::error::reason(e),
+    };
+    let m = format!(
+        "--out {}: cannot write to {at}: {why}; give --out a directory in a place where you may create files",
+        paths.out,
+    );
+    BuildError::new(Kind::Input, "CFG016", m)
 }
 
 fn busy(paths: &Paths) -> BuildError {

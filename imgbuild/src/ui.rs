@@ -1,5 +1,6 @@
 //! What the person at the terminal, or the log, sees. All of it on standard error.
 
+use imgbuild::error::BuildError;
 use imgbuild::progress::{Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -25,10 +26,25 @@ pub(crate) fn say(line: &str) {
 }
 
 /// Prints text to standard output; a reader that has seen enough is no reason to fail.
-pub(crate) fn print(text: &str) {
+///
+/// # Errors
+/// IO028 for a full disk, IO001 otherwise: whoever asked for the text has not got it.
+pub(crate) fn print(text: &str) -> Result<(), BuildError> {
     let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What became of a write to standard output.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn printed(result: std::io::Result<()>) -> Result<(), BuildError> {
+    match result {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(BuildError::io("writing to standard output", &e))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn warning_line(code: &str, message: &str) -> String {

@@ -207,9 +207,92 @@ fn wrong_command_lines_are_bad_input_and_help_is_not() {
 #[test]
 fn a_reader_that_leaves_early_is_no_panic() {
     let b = Bench::new();
-    let mut c = b.command(&["plan", "r.toml"]);
-    c.stdout(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
-    assert_eq!(c.status().unwrap().code(), Some(0));
+    for args in [
+        &["plan", "r.toml"][..],
+        &["check", "r.toml", "--json"],
+        &["--help"],
+    ] {
+        let mut c = b.command(args);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        c.stdout(writer);
+        assert_eq!(c.status().unwrap().code(), Some(0), "{args:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let b = Bench::new();
+    std::fs::create_dir(b.path("o")).unwrap();
+    b.write("o/a", "x");
+    b.write(
+        "o/SHA256SUMS",
+        "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881  a\n",
+    );
+    let full = |args: &[&str]| {
+        let mut c = b.command(args);
+        c.stdout(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+        super::Run::of(c.stderr(std::process::Stdio::piped()).output().unwrap())
+    };
+    for args in [
+        &["plan", "r.toml"][..],
+        &["plan", "r.toml", "--json"],
+        &["check", "r.toml"],
+        &["check", "r.toml", "--json"],
+        &["verify", "o"],
+        &["verify", "o", "--json"],
+        &["--help"],
+        &["--version"],
+    ] {
+        full(args).fails(
+            6,
+            "error[IO028] writing to standard output: No space left on device",
+        );
+    }
+    let run = full(&["build", "r.toml", "--out", "done"]);
+    assert_eq!(run.code, Some(6), "{run:?}");
+    assert!(
+        run.err.contains("the build itself is done and lies in "),
+        "{run:?}"
+    );
+    b.run(&["verify", "done"]).succeeds();
+    // A command that failed keeps its own code.
+    full(&["check", "none.toml", "--json"]).fails(3, "error[CFG001]");
+}
+
+#[test]
+fn outputs_where_nothing_can_be_written() {
+    let b = Bench::new();
+    for (out, why) in [
+        ("", "is empty; give a directory"),
+        (" ", "is empty; give a directory"),
+        ("/proc/x", "cannot write to /proc"),
+        ("/proc/x/y", "cannot write to /proc/x"),
+        ("r.toml/x", "Not a directory"),
+        ("r.toml/x/y", "Not a directory"),
+    ] {
+        let run = b.run(&["build", "r.toml", "--out", out]);
+        run.fails(3, "error[CFG016] --out ");
+        assert!(run.err.contains(why), "{out:?}: {run:?}");
+        assert!(run.err.contains("give "), "{out:?}: {run:?}");
+        assert_eq!(b.names(), UNTOUCHED);
+    }
+    // Read-only for root as well as for others: a directory of sysfs, and for others one without w.
+    let run = b.run(&["build", "r.toml", "--out", "/sys/kernel/x"]);
+    run.fails(3, "error[CFG016] --out ");
+    if !rustix::process::geteuid().is_root() {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::create_dir_all(b.path("ro/out")).unwrap();
+        for (mode_of, out) in [("ro", "ro/new"), ("ro/out", "ro/out")] {
+            let mode =
+                |m| std::fs::set_permissions(b.path(mode_of), std::fs::Permissions::from_mode(m)).unwrap();
+            mode(0o555);
+            let run = b.run(&["build", "r.toml", "--out", out]);
+            mode(0o755);
+            run.fails(3, "error[CFG016] --out ");
+            assert!(run.err.contains("Permission denied"), "{run:?}");
+        }
+    }
 }
 
 #[test]

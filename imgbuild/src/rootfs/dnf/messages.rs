@@ -181,8 +181,28 @@ fn trust(log: &[String]) -> Option<BuildError> {
             indent(&log.iter().map(String::as_str).collect::<Vec<_>>())
         ));
     }
-    found.dedup();
-    (!found.is_empty()).then(|| BuildError::new(Kind::Trust, "SIG001", found.join("\n")))
+    let mut seen = BTreeSet::new();
+    found.retain(|line| seen.insert(line.clone()));
+    (!found.is_empty()).then(|| BuildError::new(Kind::Trust, "SIG001", few(&found)))
+}
+
+/// Packages that an error about signatures names; a wrong key concerns all of a repository.
+const NAMED: usize = 5;
+
+/// The first lines, how many more there are, and what to do about a key that is not the right one.
+fn few(found: &[String]) -> String {
+    let mut lines: Vec<String> = found.iter().take(NAMED).cloned().collect();
+    if found.len() > NAMED {
+        lines.push(format!("and {} more packages", found.len() - NAMED));
+        if found.iter().any(|l| l.contains("signed by another key")) {
+            lines.push(
+                "the key of rootfs.repos is probably not the one that this repository signs with; get its public key from \
+                 whoever runs the repository"
+                    .to_owned(),
+            );
+        }
+    }
+    lines.join("\n")
 }
 
 fn repository(log: &[String]) -> Option<BuildError> {

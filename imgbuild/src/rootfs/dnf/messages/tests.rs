@@ -179,6 +179,26 @@ Error: GPG check FAILED");
 }
 
 #[test]
+fn a_wrong_key_is_not_told_for_each_of_a_hundred_packages() {
+    let text: Vec<String> = (0..117)
+        .flat_map(|n| {
+            let line = format!("Public key for p{n}-1-1.noarch.rpm is not installed");
+            [line.clone(), format!("Failing package is: p{n}-1-1.noarch"), line]
+        })
+        .collect();
+    let (kind, code, message) = explained(&text.join("\n"));
+    assert_eq!((kind, code), (Kind::Trust, "SIG001"));
+    let lines: Vec<&str> = message.lines().collect();
+    assert_eq!(lines.len(), 7, "{message}");
+    assert_eq!(
+        lines[4],
+        "p4-1-1.noarch: signed by another key than the repository's"
+    );
+    assert_eq!(lines[5], "and 112 more packages");
+    assert!(lines[6].contains("get its public key"), "{message}");
+}
+
+#[test]
 fn failed_scriptlets() {
     let text = "\
   Installing       : bad-fail-post-1.0-1.noarch                           20/20
