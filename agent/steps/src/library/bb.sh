@@ -1,7 +1,7 @@
 # The helper library that every step is sourced after. Written from the table of names and meanings in our own
 # specification; what a name does beyond that table is ours.
 #
-# From the runner: BB_WORKSPACE, BB_FLAGS, BB_UNHANDLED, BB_TMP (made and removed by the runner), BB_REPORT (lines for
+# From the runner: BB_WORKSPACE, BB_FLAGS, BB_UNHANDLED, BB_TMP (made when needed, removed by the runner), BB_REPORT (lines for
 # the runner), BB_STEP, BB_DISRUPTION, BB_CHECK. Names that begin with _bb are not for steps.
 
 declare -A _bb_handlers=()

@@ -5,7 +5,6 @@ use super::report::{self, Report};
 use super::{Event, Going};
 use crate::state::Failure;
 use crate::store;
-use crate::sys::atomic;
 use crate::sys::child::{self, Ended, Spec, Stream};
 use crate::sys::clock;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -80,9 +79,9 @@ pub(super) fn run(g: &Going<'_>, entry: &StepEntry, number: u32, slot: usize) ->
         Ok(b) => b,
         Err(e) => return broken(entry, number, e.message),
     };
-    // Made here, so that no step pays a process for it; what an attempt that was killed left in it is not this one's.
+    // What an attempt that was killed left in it is not this one's. The library makes it when it is needed: a directory made
+    // and removed for every step costs more than all else that the runner adds.
     let _ = std::fs::remove_dir_all(&tmp);
-    let _ = atomic::private_dir(&tmp);
     let group = g.groups.as_ref().and_then(|p| p.group(&format!("{slot}")));
     let spec = Spec {
         program: bash,
