@@ -41,6 +41,8 @@ fn load(file: &Utf8Path, base_url: Option<&str>) -> Result<(Recipe, Plan), Error
         && !sandbox::is_worker()
     {
         errors.extend(preflight::agent(recipe).err());
+        errors.extend(preflight::files(recipe));
+        errors.extend(preflight::kernel(recipe).err());
     }
     let (Some(recipe), Some(epoch), true) = (recipe, epoch, errors.is_empty()) else {
         return Err(errors);

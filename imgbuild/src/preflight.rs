@@ -5,8 +5,8 @@ mod tests;
 
 use crate::error::{BuildError, Kind, Result};
 use crate::outputs::Paths;
-use crate::recipe::{FileSource, Recipe, Rootfs};
-use crate::rootfs::finish;
+use crate::recipe::{FileEntry, FileSource, Loader, Recipe, Rootfs};
+use crate::rootfs::{finish, kernel};
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use std::os::unix::fs::MetadataExt;
 
@@ -25,6 +25,57 @@ pub fn agent(recipe: &Recipe) -> Result<()> {
             "CFG012",
             format!("{at}: {key} {:?}: {why}", path.as_str()),
         )
+    })
+}
+
+/// Checks what `[[files]]` put where: nothing twice, and nothing that the build itself puts there.
+///
+/// # Errors
+/// CFG010 for each.
+pub fn files(recipe: &Recipe) -> Vec<BuildError> {
+    let is_dir = |f: &FileEntry| matches!(&f.source, FileSource::Path(p) if p.is_dir());
+    let mut made: Vec<(&str, &str)> = Vec::new();
+    if recipe.agent.is_some() {
+        made.push(("/usr/bin/os-agent", "[agent] path goes there"));
+        made.push(("/bin/os-agent", "[agent] path goes there"));
+    }
+    if recipe.boot.loader == Loader::Grub {
+        for name in ["/boot/initramfs.img", "/boot/vmlinuz", "/boot/args.env"] {
+            made.push((name, "the build makes this file itself"));
+        }
+    }
+    let mut errors = Vec::new();
+    for (i, f) in recipe.files.iter().enumerate() {
+        let mut wrong = |why: &str| {
+            let m = format!("{}: files[{i}].dst {:?}: {why}", recipe.file, f.dst.as_str());
+            errors.push(BuildError::new(Kind::Input, "CFG010", m));
+        };
+        if let Some((_, why)) = made.iter().find(|(name, _)| f.dst == *name) {
+            wrong(&format!("{why}; leave one of the two out"));
+        }
+        let twin = recipe.files[..i]
+            .iter()
+            .position(|other| other.dst == f.dst && !(is_dir(other) && is_dir(f)));
+        if let Some(first) = twin {
+            wrong(&format!(
+                "files[{first}] goes there already; leave one of the two out"
+            ));
+        }
+    }
+    errors
+}
+
+/// Checks that a tree that is to boot has a kernel.
+///
+/// # Errors
+/// IMG001 as the build has it, but as an error of the input.
+pub fn kernel(recipe: &Recipe) -> Result<()> {
+    let (Rootfs::Tree(tree), Loader::Grub) = (&recipe.rootfs, recipe.boot.loader) else {
+        return Ok(());
+    };
+    kernel::only(tree).map(drop).map_err(|e| {
+        let m = format!("{}: rootfs.tree {:?}: {}", recipe.file, tree.as_str(), e.message);
+        BuildError::new(Kind::Input, e.code, m)
     })
 }
 

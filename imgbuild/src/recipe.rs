@@ -243,6 +243,12 @@ pub struct Warning {
     pub message: String,
 }
 
+/// Whether a file looks like what `gpg --armor --export` writes.
+pub(crate) fn is_public_key(bytes: &[u8]) -> bool {
+    let has = |mark: &str| bytes.windows(mark.len()).any(|w| w == mark.as_bytes());
+    has("-----BEGIN PGP PUBLIC KEY BLOCK-----") && has("-----END PGP PUBLIC KEY BLOCK-----")
+}
+
 impl Recipe {
     /// PRETTY_NAME of the image: `<name> <version>`.
     pub fn pretty_name(&self) -> String {

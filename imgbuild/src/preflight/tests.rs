@@ -27,6 +27,23 @@ impl Bench {
 }
 
 #[test]
+fn the_agents_place_is_taken() {
+    let b = bench();
+    for dst in ["/usr/bin/os-agent", "/bin/os-agent"] {
+        let entry = format!("[[files]]\ntext = \"x\"\ndst = \"{dst}\"\n");
+        assert!(
+            files(&b.recipe(&entry)).is_empty(),
+            "without [agent] it is the agent"
+        );
+        let e = files(&b.recipe(&format!("{entry}[agent]\npath = \"a\"\n")));
+        assert!(
+            e.len() == 1 && e[0].message.contains("[agent] path goes there"),
+            "{e:?}"
+        );
+    }
+}
+
+#[test]
 fn results_never_lie_in_the_tree_however_it_is_called() {
     let b = bench();
     symlink("t", b.at.join("link")).unwrap();

@@ -28,12 +28,15 @@ impl Recipe {
                 )]);
             }
         };
-        let recipe = Recipe::parse(&text, file)?;
-        let errors: Vec<BuildError> = recipe.paths.iter().filter_map(check).collect();
-        if errors.is_empty() {
-            Ok(recipe)
-        } else {
-            Err(errors)
+        let (recipe, paths) = Recipe::parse_with_paths(&text, file);
+        let mut missing: Vec<BuildError> = paths.iter().filter_map(check).collect();
+        match recipe {
+            Ok(recipe) if missing.is_empty() => Ok(recipe),
+            Ok(_) => Err(missing),
+            Err(mut errors) => {
+                errors.append(&mut missing);
+                Err(errors)
+            }
         }
     }
 }
@@ -67,6 +70,11 @@ fn check(p: &PathRef) -> Option<BuildError> {
         Want::Dir if !meta.is_dir() => wrong("expected a directory, found a file"),
         Want::File | Want::Key | Want::RepoFile if !meta.is_file() => wrong("expected a file"),
         Want::Key | Want::RepoFile if meta.len() == 0 => wrong("is empty"),
+        Want::Key => match fs_err::read(&p.path) {
+            Ok(bytes) if super::is_public_key(&bytes) => None,
+            Ok(_) => wrong("expected an ASCII-armoured OpenPGP public key (gpg --armor --export KEY)"),
+            Err(e) => wrong(&reason(&e)),
+        },
         _ => None,
     }
 }

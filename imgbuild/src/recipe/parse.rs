@@ -18,12 +18,20 @@ impl Recipe {
     /// # Errors
     /// Everything that is wrong with the text, in the order in which it stands there.
     pub fn parse(text: &str, file: &Utf8Path) -> Result<Recipe, Vec<BuildError>> {
+        Recipe::parse_with_paths(text, file).0
+    }
+
+    /// As [`Recipe::parse`], and the files that the text names as far as it can be read.
+    pub(super) fn parse_with_paths(
+        text: &str,
+        file: &Utf8Path,
+    ) -> (Result<Recipe, Vec<BuildError>>, Vec<PathRef>) {
         let mut r = Reader::new(text, file.as_str());
         let doc = match DeTable::parse(text) {
             Ok(doc) => doc,
             Err(e) => {
                 r.syntax(e.message(), e.span());
-                return Err(r.take_errors());
+                return (Err(r.take_errors()), Vec::new());
             }
         };
         let mut p = Parser {
@@ -31,10 +39,11 @@ impl Recipe {
             file,
             paths: Vec::new(),
         };
-        match p.recipe(&Reader::root(doc.get_ref())) {
+        let result = match p.recipe(&Reader::root(doc.get_ref())) {
             Some(recipe) if p.r.error_count() == 0 => Ok(recipe),
             _ => Err(p.r.take_errors()),
-        }
+        };
+        (result, p.paths)
     }
 }
 
@@ -92,7 +101,7 @@ impl<'t> Parser<'t> {
             units,
             trial_deadline_secs,
             image_url,
-            paths: std::mem::take(&mut self.paths),
+            paths: self.paths.clone(),
             warnings: std::mem::take(&mut self.r.warnings),
         })
     }

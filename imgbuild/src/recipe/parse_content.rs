@@ -13,6 +13,7 @@ impl<'t> Parser<'t> {
             let source = match (Reader::has(&t, "src"), Reader::has(&t, "text")) {
                 (Some(_), None) => self.path(&t, "src", Want::Any).map(FileSource::Path),
                 (None, Some(_)) => self.r.text(&t, "text").map(|s| FileSource::Text(s.value)),
+                (None, None) if self.r.misspelt(&t, "src") || self.r.misspelt(&t, "text") => None,
                 _ => {
                     let m = format!("{}src or {}text: exactly one is required", t.prefix, t.prefix);
                     self.r.error("CFG005", Reader::start(&t), m);

@@ -117,6 +117,7 @@ impl<'t> Parser<'t> {
                 self.repo_url(u)
             }
             (None, Some(_)) => self.path(x, "file", Want::RepoFile).map(RepoSource::RepoFile),
+            (None, None) if self.r.misspelt(x, "url") || self.r.misspelt(x, "file") => None,
             _ => {
                 let m = format!("{}url or {}file: exactly one is required", x.prefix, x.prefix);
                 self.r.error("CFG005", Reader::start(x), m);
@@ -179,6 +180,7 @@ impl<'t> Parser<'t> {
                 );
                 Some(Trust::AllowUnsigned)
             }
+            (false, _) if self.r.misspelt(x, "key") || self.r.misspelt(x, "allow_unsigned") => None,
             (false, _) => {
                 let m = format!(
                     "{}key is required (or allow_unsigned = true to accept unverified packages)",

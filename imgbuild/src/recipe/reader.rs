@@ -12,6 +12,8 @@ pub(super) struct Reader<'t> {
     text: &'t str,
     file: &'t str,
     errors: Vec<(usize, BuildError)>,
+    /// Full names of keys that an unknown key probably means.
+    meant: Vec<String>,
     pub(super) warnings: Vec<Warning>,
 }
 
@@ -42,6 +44,7 @@ impl<'t> Reader<'t> {
             text,
             file,
             errors: Vec::new(),
+            meant: Vec::new(),
             warnings: Vec::new(),
         }
     }
@@ -109,6 +112,9 @@ impl<'t> Reader<'t> {
         for (k, _) in t.map.iter() {
             let name: &str = k.get_ref();
             if !known.contains(&name) {
+                if let Some(key) = suggest::closest(name, known.iter().copied()) {
+                    self.meant.push(format!("{}{key}", t.prefix));
+                }
                 let hint = suggest::hint(name, known.iter().copied());
                 let hint = if hint.is_empty() {
                     format!("; known here: {}", known.join(", "))
@@ -136,8 +142,16 @@ impl<'t> Reader<'t> {
         Self::raw(t, key).map(|v| v.span().start)
     }
 
-    /// Reports a required key as missing.
+    /// Whether an unknown key of the table, reported already, probably is this one.
+    pub(super) fn misspelt(&self, t: &Table<'t>, key: &str) -> bool {
+        self.meant.contains(&format!("{}{key}", t.prefix))
+    }
+
+    /// Reports a required key as missing, unless it is there with a mistake in its name.
     pub(super) fn missing(&mut self, t: &Table<'t>, key: &str) {
+        if self.misspelt(t, key) {
+            return;
+        }
         if t.root {
             let m = format!("{}: missing {key:?}", self.file);
             self.errors.push((0, BuildError::new(Kind::Input, "CFG004", m)));

@@ -127,6 +127,80 @@ fn clear_text_password() {
 }
 
 #[test]
+fn a_misspelt_key_is_one_error_and_missing_files_are_said_with_it() {
+    let b = Bench::new();
+    let errors = |text: &str| -> Vec<String> {
+        b.write("r.toml", text);
+        let run = b.run(&["check", "r.toml"]);
+        assert_eq!(run.code, Some(3), "{run:?}");
+        run.err.lines().map(str::to_owned).collect()
+    };
+    b.write("k.asc", "garbage\n");
+    let packages = "version=\"1\"\n[rootfs]\nfrom=\"packages\"\npackages=[\"a\"]\n\
+                    repos=[{id=\"x\", url=\"http://h/\", key=\"k.asc\"}]\n";
+    let e = errors(packages);
+    assert!(
+        e.len() == 1 && e[0].contains("error[SIG002]") && e[0].contains("expected an ASCII-armoured"),
+        "{e:#?}"
+    );
+    b.write(
+        "k.asc",
+        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n-----END PGP PUBLIC KEY BLOCK-----\n",
+    );
+    for (right, wrong) in [
+        ("packages=", "pakages="),
+        ("url=", "ulr="),
+        ("key=", "kye="),
+        ("from=", "form="),
+        ("version=", "verson="),
+    ] {
+        let e = errors(&packages.replacen(right, wrong, 1));
+        assert!(e.len() == 1 && e[0].contains("did you mean"), "{wrong}: {e:#?}");
+    }
+    let e = errors(
+        &(RECIPE
+            .replace("slot_mib", "slot_mb")
+            .replace("\"tree\"\n[disk]", "\"tre\"\n[disk]")
+            + "[agent]\npath = \"no-agent\"\n[[files]]\nsrc = \"no-file\"\ndst = \"/x\"\n"),
+    );
+    assert_eq!(e.len(), 4, "{e:#?}");
+    for word in ["slot_mb", "\"tre\": not found", "no-agent", "no-file"] {
+        assert!(e.iter().any(|l| l.contains(word)), "{word}: {e:#?}");
+    }
+}
+
+#[test]
+fn files_that_would_hide_each_other_or_the_builds_own() {
+    let twice =
+        "[[files]]\ntext = \"a\"\ndst = \"/etc/motd\"\n[[files]]\ntext = \"b\"\ndst = \"/etc//motd\"\n";
+    refused(
+        &format!("{RECIPE}{twice}"),
+        3,
+        "error[CFG010] r.toml: files[1].dst \"/etc//motd\": files[0] goes there already",
+    );
+    refused(
+        &RECIPE.replace("\"none\"", "\"grub\""),
+        3,
+        "error[IMG001] r.toml: rootfs.tree \"tree\": no kernel",
+    );
+    let grub =
+        RECIPE.replace("\"none\"", "\"grub\"") + "[[files]]\ntext = \"a\"\ndst = \"/boot/initramfs.img\"\n";
+    refused(
+        &grub,
+        3,
+        "error[CFG010] r.toml: files[0].dst \"/boot/initramfs.img\": the build makes",
+    );
+    // Two directories may go onto the same one.
+    let b = Bench::new();
+    for d in ["a", "b"] {
+        std::fs::create_dir(b.path(d)).unwrap();
+    }
+    let dirs = "[[files]]\nsrc = \"a\"\ndst = \"/opt/x\"\n[[files]]\nsrc = \"b\"\ndst = \"/opt/x\"\n";
+    b.write("r.toml", &format!("{RECIPE}{dirs}"));
+    b.run(&["check", "r.toml"]).succeeds();
+}
+
+#[test]
 fn every_error_is_printed() {
     let b = Bench::new();
     b.write(
