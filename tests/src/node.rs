@@ -42,9 +42,24 @@ impl Node {
     /// # Errors
     /// When it does not come up.
     pub fn start(name: &str, images: &Images, version: &str, firmware: Firmware) -> Result<Node> {
+        Node::start_with_memory(name, images, version, firmware, 1024)
+    }
+
+    /// [`Node::start`] with so much memory, in MiB.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_with_memory(
+        name: &str,
+        images: &Images,
+        version: &str,
+        firmware: Firmware,
+        memory_mib: u32,
+    ) -> Result<Node> {
         let lock = crate::vm::heavy_lock()?;
         let scratch = Scratch::new(name)?;
-        let machine = Machine::overlay(scratch.path(), &images.disk(version), firmware)?;
+        let mut machine = Machine::overlay(scratch.path(), &images.disk(version), firmware)?;
+        machine.memory_mib = memory_mib;
         let mut vm = machine.start()?;
         let ready = vm.ready(UP, 0)?;
         say(&format!(

@@ -18,7 +18,8 @@ os-agent status\n  \
 os-agent stage --image https://images.example/2/update.img --sha256 9f86…  --version 2\n  \
 os-agent activate --reboot\n  \
 os-agent status --disk system.img --running A      (offline, without a daemon and without root)\n\n\
-SIGINT and SIGTERM end a running stage: Cancelled, exit code 3; the same command takes it up again."
+SIGINT, SIGTERM and SIGHUP (unless ignored, as by nohup) end a running stage: Cancelled, exit code 3; the same command takes\n\
+it up again."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]

@@ -268,28 +268,44 @@ async fn stage_remote(
     }
 }
 
-/// SIGINT and SIGTERM, caught from the moment this exists: before an operation is begun, so that none ends it half-noted.
-struct Stop(Option<(Signal, Signal)>);
+/// SIGINT, SIGTERM and SIGHUP, caught from the moment this exists: before an operation is begun, so that none ends it
+/// half-noted. A SIGHUP that was ignored when this program started (nohup) stays ignored.
+struct Stop(Vec<Signal>);
 
 impl Stop {
     fn caught() -> Stop {
-        let both = signal(SignalKind::interrupt()).and_then(|i| Ok((i, signal(SignalKind::terminate())?)));
-        Stop(both.ok())
+        let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
+        if !hangup_is_ignored() {
+            kinds.push(SignalKind::hangup());
+        }
+        Stop(kinds.into_iter().filter_map(|k| signal(k).ok()).collect())
     }
 
     /// Until one of them comes.
     async fn asked(&mut self) {
-        match &mut self.0 {
-            Some((int, term)) => tokio::select! {
-                _ = int.recv() => {}
-                _ = term.recv() => {}
-            },
-            None => std::future::pending().await,
-        }
+        std::future::poll_fn(|context| {
+            let came = self.0.iter_mut().any(|s| s.poll_recv(context).is_ready());
+            if came {
+                std::task::Poll::Ready(())
+            } else {
+                std::task::Poll::Pending
+            }
+        })
+        .await;
     }
 }
 
-/// Shows progress until an operation of our own engine ends; SIGINT and SIGTERM cancel it.
+/// From the mask of ignored signals in proc(5); SIGHUP is its lowest bit.
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .find_map(|l| l.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
+}
+
+/// Shows progress until an operation of our own engine ends; SIGINT, SIGTERM and SIGHUP cancel it.
 async fn follow(
     engine: &Arc<Engine>,
     begun: Begun,

@@ -30,9 +30,14 @@ impl Bench {
 
     /// A stage that waits for a server which never answers.
     fn hanging_stage(&self, server: &TcpListener) -> Child {
+        self.hanging_stage_by(Command::new(env!("CARGO_BIN_EXE_os-agent")), server)
+    }
+
+    /// The same, started by another command line.
+    fn hanging_stage_by(&self, mut command: Command, server: &TcpListener) -> Child {
         let url = format!("http://{}/update.img", server.local_addr().unwrap());
         let sum = "ab".repeat(32);
-        let child = Command::new(env!("CARGO_BIN_EXE_os-agent"))
+        let child = command
             .args(["stage", "--allow-http", "--image", &url, "--sha256", &sum])
             .args(["--disk", self.disk.as_str(), "--running", "A"])
             .stdout(Stdio::piped())
@@ -176,19 +181,37 @@ fn a_stage_that_was_killed_is_shown_and_one_that_was_asked_to_stop_says_so() {
         "{text}"
     );
 
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let b = Bench::new();
+        let child = b.hanging_stage(&server);
+        kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
+        let out = child.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(3), "{signal:?}: {told}");
+        assert!(told.contains("os-agent: Cancelled: "), "{signal:?}: {told}");
+        let s = b.good(&["status"]);
+        assert_eq!(
+            (&s["interrupted"], s["last_failure"]["code"].as_str()),
+            (&Value::Bool(false), Some("Cancelled"))
+        );
+    }
+}
+
+#[test]
+fn a_stage_below_nohup_outlives_its_terminal() {
+    use rustix::process::{Pid, Signal, kill_process};
     let b = Bench::new();
-    let child = b.hanging_stage(&server);
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let out = child.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert_eq!(out.status.code(), Some(3), "{told}");
-    assert!(told.contains("os-agent: Cancelled: "), "{told}");
-    let s = b.good(&["status"]);
-    assert_eq!(
-        (&s["interrupted"], s["last_failure"]["code"].as_str()),
-        (&Value::Bool(false), Some("Cancelled"))
-    );
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut nohup = Command::new("nohup");
+    nohup.arg(env!("CARGO_BIN_EXE_os-agent"));
+    let mut child = b.hanging_stage_by(nohup, &server);
+    let pid = Pid::from_raw(child.id() as i32).unwrap();
+    kill_process(pid, Signal::HUP).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "it goes on");
+    kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(3));
 }
 
 #[test]

@@ -115,7 +115,12 @@ fn supervise(namespaces: bool) -> Result<Ended> {
         let catch = |kind| signal(kind).map_err(|e| fail("cannot wait for signals", e));
         let mut interrupt = catch(SignalKind::interrupt())?;
         let mut terminate = catch(SignalKind::terminate())?;
-        let mut hangup = catch(SignalKind::hangup())?;
+        // One that was ignored when this program started (nohup) stays ignored, here and in the child.
+        let mut hangup = if hangup_is_ignored() {
+            None
+        } else {
+            Some(catch(SignalKind::hangup())?)
+        };
         let mut child = tokio::process::Command::from(command)
             .spawn()
             .map_err(|e| fail("cannot start the build process", e))?;
@@ -129,7 +134,7 @@ fn supervise(namespaces: bool) -> Result<Ended> {
             }
             _ = interrupt.recv() => 2,
             _ = terminate.recv() => 15,
-            _ = hangup.recv() => 1,
+            Some(_) = async { hangup.as_mut()?.recv().await }, if hangup.is_some() => 1,
         };
         // SIGKILL of a namespace's PID 1 ends everything in it; after wait() nothing of the build runs any more.
         if let Some(pid) = pid {
@@ -147,6 +152,16 @@ fn ended(status: ExitStatus) -> Ended {
         (None, Some(n @ (1 | 2 | 15))) => Ended::Signal(n as u8),
         (None, signal) => Ended::Killed(signal.and_then(|s| u8::try_from(s).ok()).unwrap_or(0)),
     }
+}
+
+/// From the mask of ignored signals in proc(5); SIGHUP is its lowest bit.
+fn hangup_is_ignored() -> bool {
+    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .find_map(|l| l.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
 }
 
 /// Ties our life to the supervisor's, and notices when it is gone already.

@@ -74,6 +74,28 @@ fn ctrl_c_termination_and_a_closed_terminal_end_it_soon_and_change_nothing() {
 }
 
 #[test]
+fn a_build_below_nohup_outlives_its_terminal() {
+    let b = Bench::new();
+    slow(&b);
+    let plain = b.command(&["build", "r.toml", "--out", "out"]);
+    let mut c = Command::new("nohup");
+    c.arg(plain.get_program()).args(plain.get_args());
+    c.current_dir(plain.get_current_dir().unwrap()).process_group(0);
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(v) => c.env(name, v),
+            None => c.env_remove(name),
+        };
+    }
+    let child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&b, "root.img");
+    signal(&child, "HUP");
+    let run = Run::of(child.wait_with_output().unwrap());
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(b.path("out/system.img").exists());
+}
+
+#[test]
 fn a_killed_build_leaves_no_result_and_the_next_one_cleans_up() {
     let b = Bench::new();
     slow(&b);

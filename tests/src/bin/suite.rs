@@ -95,7 +95,10 @@ fn steps(layer: &str) -> Vec<Step> {
             one_of("1,000 simulated nodes", "cluster_fleet", "a_thousand_nodes"),
         ],
         // Both at once: a node in QEMU and a control plane.
-        "whole" => vec![e2e("the whole system by kubectl apply", "cluster_whole")],
+        "whole" => vec![
+            e2e("the whole system by kubectl apply", "cluster_whole"),
+            e2e("a fresh node joins by the standard bundle", "cluster_join"),
+        ],
         "steps" => vec![
             step(
                 "step runner",

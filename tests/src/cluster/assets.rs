@@ -1,4 +1,4 @@
-//! Finding or building kube-apiserver, etcd and kubectl.
+//! Finding or building kube-apiserver, etcd and kubectl, and what a node that joins them runs.
 //!
 //! Order: `KUBEBUILDER_ASSETS`, the cache, a build from the pinned Go modules in `tests/kube`. Without a Go toolchain there
 //! is no cluster part; the caller says so and how to get one.
@@ -11,12 +11,44 @@ use camino::{Utf8Path, Utf8PathBuf};
 const GO_MOD: &str = include_str!("../../kube/go.mod");
 const GO_SUM: &str = include_str!("../../kube/go.sum");
 const TOOLS: &str = include_str!("../../kube/tools.go");
+const RUNTIME_MOD: &str = include_str!("../../kube/runtime/go.mod");
+const RUNTIME_SUM: &str = include_str!("../../kube/runtime/go.sum");
+const RUNTIME_TOOLS: &str = include_str!("../../kube/runtime/tools.go");
 /// Oldest Go that can fetch the toolchain which go.mod asks for.
 const GO_MIN: (u32, u32) = (1, 21);
 const PROGRAMS: [(&str, &str); 3] = [
     ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
     ("etcd", "go.etcd.io/etcd/server/v3"),
     ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+];
+
+/// kubelet and what signs its certificates, from the module of the control plane.
+const NODE_PROGRAMS: [(&str, &str); 2] = [
+    ("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+    (
+        "kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+    ),
+];
+/// What a node runs beside kubelet.
+const RUNTIME_PROGRAMS: [(&str, &str); 5] = [
+    ("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+    (
+        "containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+    ),
+    (
+        "bridge",
+        "github.com/containernetworking/plugins/plugins/main/bridge",
+    ),
+    (
+        "host-local",
+        "github.com/containernetworking/plugins/plugins/ipam/host-local",
+    ),
+    (
+        "loopback",
+        "github.com/containernetworking/plugins/plugins/main/loopback",
+    ),
 ];
 
 /// The programs of a control plane.
@@ -76,10 +108,7 @@ pub fn ensure() -> Result<Found> {
         }
         return Ok(Found::Assets(in_dir(&dir, format!("KUBEBUILDER_ASSETS ({dir})"))));
     }
-    let entry = CacheEntry::of(
-        "kube",
-        &[("go.mod", GO_MOD), ("go.sum", GO_SUM), ("tools.go", TOOLS)],
-    )?;
+    let entry = CacheEntry::of("kube", &KUBERNETES)?;
     let origin = format!("Kubernetes {}, {}", pinned_version(), entry.dir());
     if !entry.is_whole() {
         if let Some(why) = no_toolchain() {
@@ -90,9 +119,41 @@ pub fn ensure() -> Result<Found> {
             "building kube-apiserver, etcd and kubectl {} once; this takes a while",
             pinned_version()
         ));
-        entry.fill(&say, build)?;
+        entry.fill(&say, |into| build(&KUBERNETES, &PROGRAMS, into))?;
     }
     Ok(Found::Assets(in_dir(&entry.dir(), origin)))
+}
+
+/// The directory with kubelet, kube-controller-manager, containerd and network plug-ins, built like the control plane.
+///
+/// # Errors
+/// There is no Go toolchain, or the build failed.
+pub fn ensure_node() -> Result<Utf8PathBuf> {
+    let entry = CacheEntry::of(
+        "kube-node",
+        &[
+            ("go.mod", GO_MOD),
+            ("go.sum", GO_SUM),
+            ("tools.go", TOOLS),
+            ("runtime/go.mod", RUNTIME_MOD),
+            ("runtime/go.sum", RUNTIME_SUM),
+            ("runtime/tools.go", RUNTIME_TOOLS),
+        ],
+    )?;
+    if !entry.is_whole() {
+        if let Some(why) = no_toolchain() {
+            bail!("{why}");
+        }
+        let say = |s: &str| println!("kube: {s}");
+        say(
+            "building kubelet, kube-controller-manager, containerd and network plug-ins once; this takes a while",
+        );
+        entry.fill(&say, |into| {
+            build(&KUBERNETES, &NODE_PROGRAMS, into)?;
+            build(&RUNTIME, &RUNTIME_PROGRAMS, into)
+        })?;
+    }
+    Ok(entry.dir())
 }
 
 /// Why nothing can be built here.
@@ -117,10 +178,19 @@ fn go_version(text: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn build(into: &Utf8Path) -> Result<()> {
-    let module = tempfile::tempdir()?;
-    let dir = Utf8Path::from_path(module.path()).context("temporary directory")?;
-    for (name, text) in [("go.mod", GO_MOD), ("go.sum", GO_SUM), ("tools.go", TOOLS)] {
+/// A Go module's files, by name.
+type Module = [(&'static str, &'static str); 3];
+const KUBERNETES: Module = [("go.mod", GO_MOD), ("go.sum", GO_SUM), ("tools.go", TOOLS)];
+const RUNTIME: Module = [
+    ("go.mod", RUNTIME_MOD),
+    ("go.sum", RUNTIME_SUM),
+    ("tools.go", RUNTIME_TOOLS),
+];
+
+fn build(module: &Module, programs: &[(&str, &str)], into: &Utf8Path) -> Result<()> {
+    let place = tempfile::tempdir()?;
+    let dir = Utf8Path::from_path(place.path()).context("temporary directory")?;
+    for (name, text) in module {
         fs_err::write(dir.join(name), text)?;
     }
     let version = pinned_version();
@@ -129,7 +199,7 @@ fn build(into: &Utf8Path) -> Result<()> {
     let flags = format!(
         "-s -w -X {base}.gitVersion={version} -X {base}.gitMajor=1 -X {base}.gitMinor={minor} -X {base}.gitTreeState=clean"
     );
-    for (name, package) in PROGRAMS {
+    for (name, package) in programs {
         let mut c = proc::command("go");
         c.current_dir(dir)
             .args(["build", "-trimpath", "-p=2", "-buildvcs=false", "-mod=readonly"])

@@ -181,6 +181,7 @@ impl Cluster {
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
             .arg("--endpoint-reconciler-type=none")
             .arg(format!("--cert-dir={dir}/certs"))
+            .arg(format!("--client-ca-file={dir}/certs/ca.crt"))
             .arg("--service-account-issuer=https://kubernetes.default.svc")
             .arg(format!("--service-account-key-file={dir}/sa.pub"))
             .arg(format!("--service-account-signing-key-file={dir}/sa.key"))
@@ -202,6 +203,26 @@ impl Cluster {
             c.spawn()
                 .with_context(|| format!("starting {}", self.assets.apiserver))?,
         );
+        Ok(())
+    }
+
+    /// Starts kube-controller-manager with these controllers only; it signs with the cluster's authority.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_controllers(&mut self, program: &Utf8Path, names: &[&str]) -> Result<()> {
+        let certs = self.scratch.path().join("certs");
+        let mut c = proc::command(program);
+        c.arg(format!("--kubeconfig={}", self.kubeconfig()))
+            .arg(format!("--controllers={}", names.join(",")))
+            .arg(format!("--cluster-signing-cert-file={certs}/ca.crt"))
+            .arg(format!("--cluster-signing-key-file={certs}/ca.key"))
+            .args(["--leader-elect=false", "--secure-port=0"])
+            .stdout(self.log_file("controllers")?)
+            .stderr(self.log_file("controllers")?);
+        // Not the last one: that is the server, which can be paused.
+        self.children
+            .insert(0, c.spawn().with_context(|| format!("starting {program}"))?);
         Ok(())
     }
 
@@ -368,9 +389,54 @@ impl Drop for Cluster {
     }
 }
 
+/// Names in the server's certificate; 10.0.2.2 is this host for a guest in QEMU.
+const SERVER_NAMES: &str = "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,\
+                            IP:127.0.0.1,IP:10.0.0.1,IP:10.0.2.2";
+
+/// An authority of the cluster's own, and the server's certificate with it behind.
+fn certificates(dir: &Utf8Path) -> Result<()> {
+    fs_err::create_dir_all(dir)?;
+    let path = |n: &str| dir.join(n).into_string();
+    let (ca, ca_key, leaf) = (path("ca.crt"), path("ca.key"), path("leaf.crt"));
+    let new = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30",
+    ];
+    let of = |subject: &str, key: &str, out: &str, more: &[&str]| -> Result<()> {
+        let mut argv = new.to_vec();
+        argv.extend(["-subj", subject, "-keyout", key, "-out", out]);
+        argv.extend(more);
+        proc::sh(&argv).map(drop)
+    };
+    of(
+        "/CN=test-cluster",
+        &ca_key,
+        &ca,
+        &["-addext", "keyUsage=critical,keyCertSign,cRLSign"],
+    )?;
+    let names = format!("subjectAltName={SERVER_NAMES}");
+    let usage = ["-addext", &names, "-addext", "extendedKeyUsage=serverAuth"];
+    let end = [
+        "-addext",
+        "basicConstraints=critical,CA:FALSE",
+        "-CA",
+        &ca,
+        "-CAkey",
+        &ca_key,
+    ];
+    of(
+        "/CN=kube-apiserver",
+        &path("apiserver.key"),
+        &leaf,
+        &[&usage[..], &end].concat(),
+    )?;
+    let chain = fs_err::read_to_string(&leaf)? + &fs_err::read_to_string(&ca)?;
+    fs_err::write(path("apiserver.crt"), chain)?;
+    Ok(())
+}
+
 /// Keys, tokens, policy and the admin's kubeconfig.
 fn prepare(dir: &Utf8Path, admin: &User, users: &[User], port: u16) -> Result<()> {
-    fs_err::create_dir_all(dir.join("certs"))?;
+    certificates(&dir.join("certs"))?;
     let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
     proc::sh(&["openssl", "genrsa", "-out", key.as_str(), "2048"])?;
     proc::sh(&[
