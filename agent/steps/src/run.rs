@@ -3,11 +3,12 @@
 mod attempt;
 mod ending;
 mod env;
+mod going;
 mod output;
 mod report;
 mod step;
 
-use crate::approval::{self, Answers, Gate};
+use crate::approval::Answers;
 use crate::bundle::Bundle;
 use crate::dirs::Dirs;
 use crate::error::{Result, StepsError};
@@ -15,18 +16,17 @@ use crate::kube::Cluster;
 use crate::plan::{self, Decision, Facts, Plan, Trigger};
 use crate::settings::{Approval, Disruption, Settings};
 use crate::state::journal::{Journal, Line, Progress, What};
-use crate::state::{Failure, Outcome, Run, State, Wanted};
+use crate::state::{Failure, Outcome, Run, State};
 use crate::store;
 use crate::sys::clock::{self, Stop};
 use crate::sys::lock::RunLock;
 use crate::sys::{cgroup, child, tree};
-use os_proto::bundle::Phase;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use ending::describe;
-use step::StepEnd;
+use going::{Done, Early, Going};
 
 /// The machine.
 pub trait Host: Send + Sync {
@@ -129,22 +129,6 @@ pub struct Ended {
     pub executed: u32,
     /// What steps would do, in a dry run; packages that the image must bring, otherwise.
     pub notes: Vec<String>,
-}
-
-/// A run in progress.
-struct Going<'a> {
-    runner: &'a Runner,
-    bundle: &'a Bundle,
-    options: &'a Options,
-    run: Run,
-    first_run: bool,
-    answers: Answers,
-    journal: Journal,
-    before: BTreeMap<String, Progress>,
-    env: Vec<(String, String)>,
-    masks: Vec<String>,
-    groups: Option<cgroup::Parent>,
-    started: Duration,
 }
 
 impl Runner {
@@ -387,136 +371,6 @@ impl Runner {
     /// Whether annotations of the Node decide anything.
     fn by_cluster(&self) -> bool {
         self.settings.approval == Approval::Deckhouse || self.settings.disruption == Disruption::Deckhouse
-    }
-}
-
-/// Why a run ends before its last step.
-enum Early {
-    Failed(Failure),
-    Ask(Wanted, String),
-    RebootNow { reason: String, step: String },
-    Stopped,
-}
-
-/// What the steps of a run did.
-#[derive(Default)]
-struct Done {
-    executed: u32,
-    degraded: Vec<String>,
-    notes: Vec<String>,
-    /// Which step set flag `reboot`.
-    reboot_step: String,
-}
-
-impl Going<'_> {
-    fn steps(&mut self, p: &Plan) -> Result<(Done, Option<Early>)> {
-        let mut done = Done::default();
-        let mut gated = false;
-        for unit in plan::units(&self.bundle.manifest, &p.steps) {
-            let todo: Vec<usize> = unit
-                .iter()
-                .filter_map(|i| p.steps.get(*i))
-                .filter(|s| s.run)
-                .map(|s| s.index)
-                .collect();
-            if todo.is_empty() {
-                continue;
-            }
-            if self.runner.stop.stopped() {
-                return Ok((done, Some(Early::Stopped)));
-            }
-            if clock::monotonic().saturating_sub(self.started) > self.runner.limits.run {
-                return Ok((done, Some(Early::Failed(self.deadline()))));
-            }
-            let phase = |i: &usize| self.bundle.manifest.steps.get(*i).map(|s| s.attributes.phase);
-            if !gated && todo.iter().any(|i| phase(i) > Some(Phase::PreApproval)) {
-                gated = true;
-                let (s, a) = (&self.runner.settings, self.answers);
-                if let Gate::Ask(w) = approval::may_begin(s, p.kind, self.first_run, a) {
-                    return Ok((done, Some(Early::Ask(w, String::new()))));
-                }
-            }
-            let ends = self.unit(&todo);
-            for (index, end) in todo.iter().zip(ends) {
-                if let Some(early) = self.account(*index, end?, &mut done) {
-                    return Ok((done, Some(early)));
-                }
-            }
-        }
-        Ok((done, None))
-    }
-
-    fn deadline(&self) -> Failure {
-        Failure {
-            step: String::new(),
-            attempt: 0,
-            kind: "deadline".to_owned(),
-            message: format!("the run takes longer than {} s", self.runner.limits.run.as_secs()),
-            output: String::new(),
-        }
-    }
-
-    /// All steps of a unit to their ends; the first alone runs in this thread.
-    fn unit(&self, todo: &[usize]) -> Vec<Result<StepEnd>> {
-        if let [one] = todo {
-            return vec![self.step(*one, 0)];
-        }
-        std::thread::scope(|scope| {
-            let all: Vec<_> = todo
-                .iter()
-                .enumerate()
-                .map(|(slot, index)| scope.spawn(move || self.step(*index, slot)))
-                .collect();
-            all.into_iter()
-                .map(|t| {
-                    t.join().unwrap_or_else(|_| {
-                        Err(StepsError::new(
-                            os_proto::codes::Code::Internal,
-                            "a step's thread broke off",
-                        ))
-                    })
-                })
-                .collect()
-        })
-    }
-
-    /// Counts a step's end; gives why the run ends with it.
-    fn account(&self, index: usize, end: StepEnd, done: &mut Done) -> Option<Early> {
-        let entry = self.bundle.manifest.steps.get(index)?;
-        done.notes
-            .extend(end.notes.iter().map(|n| format!("{}: {n}", entry.name)));
-        done.executed += u32::from(end.ran);
-        if end.flagged_reboot {
-            done.reboot_step.clone_from(&entry.name);
-        }
-        match end.how {
-            step::How::Done => None,
-            step::How::Stopped => Some(Early::Stopped),
-            step::How::Asks(w) => Some(Early::Ask(w, entry.name.clone())),
-            step::How::RebootNow(reason) => Some(Early::RebootNow {
-                reason,
-                step: entry.name.clone(),
-            }),
-            step::How::Failed(f) => {
-                if entry.attributes.on_failure == os_proto::bundle::OnFailure::Continue {
-                    tracing::warn!("step {} failed and may: {}", entry.name, f.message);
-                    done.degraded.push(entry.name.clone());
-                    return None;
-                }
-                Some(Early::Failed(f))
-            }
-        }
-    }
-
-    fn event(&self, step: &str, attempt: u32, state: &'static str, message: String) {
-        (self.runner.sink)(&Event {
-            run_id: self.run.run_id.clone(),
-            step: step.to_owned(),
-            attempt,
-            state,
-            line: String::new(),
-            message,
-        });
     }
 }
 

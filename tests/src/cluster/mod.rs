@@ -6,18 +6,21 @@
 pub mod assets;
 pub mod audit;
 pub mod cases;
+mod certs;
 pub mod fleet;
 pub mod front;
 pub mod invariants;
 pub mod operator;
 pub mod players;
+pub mod rules;
 pub mod server;
 pub mod sim;
 
 pub use assets::{Assets, Found};
 pub use audit::{Audit, Call};
 pub use cases::{Cases, Dice};
-pub use front::{Action, Front, Rule};
+pub use front::Front;
+pub use rules::{Action, Rule};
 pub use server::{Cluster, Options};
 
 use anyhow::{Context, Result};

@@ -1,6 +1,7 @@
 //! Requests: persisted, answered later, and nobody waits.
 
 use super::*;
+use crate::state::Wanted;
 
 const STEPS: [(&str, &str); 3] = [
     (
