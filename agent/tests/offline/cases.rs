@@ -30,7 +30,10 @@ impl Bench {
 
     /// A stage that waits for a server which never answers.
     fn hanging_stage(&self, server: &TcpListener) -> Child {
-        self.hanging_stage_by(Command::new(env!("CARGO_BIN_EXE_os-agent")), server)
+        // The tests themselves may run below nohup.
+        let mut plain = Command::new("env");
+        plain.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_os-agent")]);
+        self.hanging_stage_by(plain, server)
     }
 
     /// The same, started by another command line.

@@ -14,9 +14,26 @@ fn slow(b: &Bench) {
 }
 
 fn start(b: &Bench) -> Child {
-    let mut c = b.command(&["build", "r.toml", "--out", "out"]);
-    c.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    c.spawn().unwrap()
+    // The tests themselves may run below nohup.
+    start_by(b, &["env", "--default-signal=HUP"])
+}
+
+/// Starts a build by a program that replaces itself with it.
+fn start_by(b: &Bench, by: &[&str]) -> Child {
+    let plain = b.command(&["build", "r.toml", "--out", "out"]);
+    let mut c = Command::new(by[0]);
+    c.args(&by[1..]).arg(plain.get_program()).args(plain.get_args());
+    c.current_dir(plain.get_current_dir().unwrap());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(v) => c.env(name, v),
+            None => c.env_remove(name),
+        };
+    }
+    c.stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    c.process_group(0).spawn().unwrap()
 }
 
 /// Waits until the working directory holds this file.
@@ -77,17 +94,7 @@ fn ctrl_c_termination_and_a_closed_terminal_end_it_soon_and_change_nothing() {
 fn a_build_below_nohup_outlives_its_terminal() {
     let b = Bench::new();
     slow(&b);
-    let plain = b.command(&["build", "r.toml", "--out", "out"]);
-    let mut c = Command::new("nohup");
-    c.arg(plain.get_program()).args(plain.get_args());
-    c.current_dir(plain.get_current_dir().unwrap()).process_group(0);
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(v) => c.env(name, v),
-            None => c.env_remove(name),
-        };
-    }
-    let child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = start_by(&b, &["nohup"]);
     wait_for(&b, "root.img");
     signal(&child, "HUP");
     let run = Run::of(child.wait_with_output().unwrap());

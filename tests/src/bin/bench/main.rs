@@ -9,6 +9,7 @@ mod flip;
 mod measure;
 mod raw;
 mod sparse;
+mod swupdate;
 mod zstd;
 
 use anyhow::{Context, Result};
@@ -24,6 +25,8 @@ enum What {
     Raw,
     /// A zstd image against the same pipe with zstd in it.
     Zstd,
+    /// A raw image against SWUpdate, where it is installed.
+    Swupdate,
     /// What five cuts of the connection cost.
     Cuts,
     /// How long the flip of the boot environment takes.
@@ -39,7 +42,7 @@ struct Args {
     /// What to measure
     #[arg(value_enum, default_value = "all")]
     what: What,
-    /// Interleaved runs of raw and zstd
+    /// Interleaved runs of raw, zstd and swupdate
     #[arg(long, default_value_t = 7)]
     runs: usize,
     /// Size of the image in MiB
@@ -76,6 +79,7 @@ fn main() -> Result<()> {
     for (what, run) in [
         (What::Raw, raw::run as fn(&Bed) -> Result<()>),
         (What::Zstd, zstd::run),
+        (What::Swupdate, swupdate::run),
         (What::Cuts, cuts::run),
         (What::Flip, flip::run),
         (What::Sparse, sparse::run),
@@ -96,7 +100,7 @@ fn main() -> Result<()> {
     }
     println!(
         "\nNot run: rauc (installs only through its D-Bus service, from a squashfs bundle that it mounts with device-mapper or a \
-         loop device: it cannot read this image from this server), swupdate and casync (other containers, other hash points)."
+         loop device: it cannot read this image from this server) and casync (chunks of its own, another way to download)."
     );
     let _ = proc::sh(&["sync"]);
     Ok(())
