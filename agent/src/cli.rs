@@ -65,7 +65,7 @@ async fn answer(cli: Cli, handle: tokio::runtime::Handle) -> ExitCode {
     match result {
         Ok(()) => ExitCode::from(exit::DONE),
         Err(e) => {
-            eprintln!("os-agent: {e}");
+            tell(&e);
             if json {
                 out(&format!("{}\n", document(&e)));
             }
@@ -98,10 +98,33 @@ fn document(e: &AgentError) -> serde_json::Value {
 /// A part of the answer could not be written to standard output.
 static LOST: AtomicBool = AtomicBool::new(false);
 
+/// Control characters as escapes, but for line ends and tabs: names and versions come from images and servers, and what they hold
+/// must not steer a terminal. The escapes are JSON's, so a JSON document stays one.
+fn plain(text: &str) -> std::borrow::Cow<'_, str> {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(steers) {
+        return text.into();
+    }
+    let mut plain = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if steers(c) {
+            plain += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            plain.push(c);
+        }
+    }
+    plain.into()
+}
+
+/// Tells on standard error why a command failed.
+fn tell(e: &impl std::fmt::Display) {
+    eprintln!("os-agent: {}", plain(&e.to_string()));
+}
+
 /// Prints to standard output; a reader that went away is no failure, a full disk is.
 fn out(text: &str) {
     let mut o = std::io::stdout();
-    match o.write_all(text.as_bytes()).and_then(|()| o.flush()) {
+    match o.write_all(plain(text).as_bytes()).and_then(|()| o.flush()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             eprintln!("os-agent: the answer could not be written to standard output: {e}");
             LOST.store(true, Ordering::Relaxed);

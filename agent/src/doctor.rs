@@ -64,6 +64,8 @@ const COUNTS: [&str; 3] = [
 pub fn checks(f: &Facts) -> Vec<Check> {
     let mut out = vec![disk(f), environment(f), boot_counter(f), persist(f)];
     if f.offline {
+        // A server is tried wherever it was asked for.
+        out.extend(f.probe.is_some().then(|| network(f)));
         return out;
     }
     out.extend([agent(f), clock(f), watchdog(f), panic_record(f), network(f)]);

@@ -147,11 +147,11 @@ impl Image<'_> {
                 n => done += n,
             }
         }
-        if head.get(..4) != Some(b"\x7fELF") {
+        if done < head.len() || head.get(..4) != Some(b"\x7fELF") {
             return Err(AgentError::new(
                 Code::NotBootable,
                 format!(
-                    "{}: agent {} is not a program (no ELF header)",
+                    "{}: agent {} is not a program (no whole ELF header)",
                     self.name,
                     root::AGENT
                 ),

@@ -389,6 +389,10 @@ pub trait StateStore: Send + Sync {
     /// # Errors
     /// `StateWriteFailed`.
     fn save_record(&self, slot: Slot, text: &[u8]) -> Result<()>;
+    /// The version of the state before the last one, where it is still there.
+    fn load_previous(&self) -> Option<Vec<u8>> {
+        None
+    }
     /// Puts a state that could not be read aside, for people.
     fn keep_damaged(&self, text: &[u8]);
     /// Why nothing can be stored; `None` = it can.

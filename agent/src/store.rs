@@ -156,6 +156,10 @@ impl StateStore for DirStore {
         read(&self.state())
     }
 
+    fn load_previous(&self) -> Option<Vec<u8>> {
+        document::previous(&self.state())
+    }
+
     fn save(&self, text: &[u8]) -> Result<()> {
         self.write(&self.state(), text, self.room)
     }

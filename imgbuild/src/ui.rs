@@ -22,7 +22,25 @@ pub(crate) fn progress(quiet: bool) -> Box<dyn Progress> {
 
 /// Prints a line to standard error; a closed standard error is no reason to stop.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", plain(line));
+}
+
+/// Control characters as escapes, but for line ends and tabs: what a recipe or a package holds must not steer a terminal. The
+/// escapes are JSON's, so a JSON document stays one.
+fn plain(text: &str) -> std::borrow::Cow<'_, str> {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(steers) {
+        return text.into();
+    }
+    let mut plain = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if steers(c) {
+            plain += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            plain.push(c);
+        }
+    }
+    plain.into()
 }
 
 /// Prints text to standard output; a reader that has seen enough is no reason to fail.
@@ -31,7 +49,7 @@ pub(crate) fn say(line: &str) {
 /// IO028 for a full disk, IO001 otherwise: whoever asked for the text has not got it.
 pub(crate) fn print(text: &str) -> Result<(), BuildError> {
     let mut out = std::io::stdout();
-    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    printed(out.write_all(plain(text).as_bytes()).and_then(|()| out.flush()))
 }
 
 /// What became of a write to standard output.

@@ -67,7 +67,8 @@ pub fn check(arg: &str) -> Result<(), BadArgs> {
     let key = arg.split('=').next().unwrap_or(arg);
     match key {
         "root" => Err(BadArgs::Root(arg.to_owned())),
-        "ro" | "rw" | "os.slot" | "os.boot" | "os.trial" => Err(BadArgs::Reserved(arg.to_owned())),
+        "ro" | "rw" => Err(BadArgs::Reserved(arg.to_owned())),
+        _ if key.starts_with("os.") => Err(BadArgs::Reserved(arg.to_owned())),
         _ => Ok(()),
     }
 }

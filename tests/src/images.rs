@@ -19,6 +19,8 @@ pub struct Images {
     pub dir: Utf8PathBuf,
     /// What built them and runs in them.
     pub product: Product,
+    /// Built by this call, not found in the cache.
+    pub fresh: bool,
 }
 
 /// How a version 3 is broken.
@@ -116,11 +118,13 @@ pub fn images() -> Result<Images> {
     fs_err::create_dir_all(&dir)?;
     let lock = fs_err::File::create(dir.join(".lock"))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    let mut fresh = false;
     for version in ["1", "2"] {
         let out = dir.join(version);
         if out.join("SHA256SUMS").exists() {
             continue;
         }
+        fresh = true;
         eprintln!("building the image of version {version} (imgbuild)");
         let file = recipe_dir(
             &dir.join(format!("recipe-{version}")),
@@ -132,7 +136,7 @@ pub fn images() -> Result<Images> {
         proc::run(proc::command(&product.imgbuild).args(args))?;
         eprintln!("  {:.0} s: {out}", start.elapsed().as_secs_f64());
     }
-    Ok(Images { dir, product })
+    Ok(Images { dir, product, fresh })
 }
 
 /// A unit that runs on a trial, before the system is up.

@@ -27,6 +27,11 @@ pub fn head(g: &StateGeometry, env: &Env) -> Vec<u8> {
     put(&mut p, 19, &sectors.to_le_bytes());
     put(&mut p, 21, &[0xf8]);
     put(&mut p, 22, &g.fat_sectors.to_le_bytes());
+    put(&mut p, 24, &32u16.to_le_bytes());
+    put(&mut p, 26, &2u16.to_le_bytes());
+    // Extended boot record: drive, signature, serial number, label, name of the type.
+    put(&mut p, 36, &[0x80, 0, 0x29]);
+    put(&mut p, 39, b"SLWYNO NAME    FAT12   ");
     put(&mut p, 510, &[0x55, 0xaa]);
     let fat_bytes = usize::from(g.fat_sectors) * sector;
     let first_fat = usize::from(g.reserved) * sector;
@@ -80,6 +85,8 @@ mod tests {
             let p = head(&g, &env);
             let at = fat12::locate(&p, &g).unwrap();
             assert_eq!((at.env1, at.env2), (g.env1, g.env2));
+            // Without a label and a type fsck.fat complains.
+            assert_eq!((p[38], &p[43..62]), (0x29, &b"NO NAME    FAT12   "[..]));
             for at in [at.env1, at.env2] {
                 let at = at as usize;
                 assert_eq!(Env::decode(&p[at..at + 512]), Ok(env));

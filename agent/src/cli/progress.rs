@@ -59,7 +59,7 @@ impl Progress {
         if self.how == How::Line {
             let width = text.chars().count();
             let pad = " ".repeat(last.width.saturating_sub(width));
-            eprint!("\r{text}{pad}");
+            eprint!("\r{}{pad}", super::plain(&text));
             let _ = std::io::stderr().flush();
             last.width = width;
             return;
@@ -69,7 +69,7 @@ impl Progress {
             || tenth > last.tenth
             || (p.waiting_for != last.waiting && !p.waiting_for.is_empty())
         {
-            eprintln!("{text}");
+            eprintln!("{}", super::plain(&text));
             last.tenth = tenth;
         }
         last.step.clone_from(&p.step);

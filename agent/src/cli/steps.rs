@@ -24,7 +24,7 @@ pub(super) async fn run(a: StepsArgs, place: &super::Where, handle: tokio::runti
     match command(a, place, handle).await {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            eprintln!("os-agent: {e}");
+            super::tell(&e);
             if json {
                 let doc = serde_json::json!({
                     "code": e.code.as_str(), "class": e.class().as_str(), "message": e.message});

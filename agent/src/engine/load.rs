@@ -16,7 +16,19 @@ pub(super) fn load(ports: &Ports, options: &Options, layout: &Result<Layout>) ->
         Ok(t) => (t, None),
         Err(e) => (None, Some(e)),
     };
-    let loaded = State::parse(text.as_deref());
+    let mut loaded = State::parse(text.as_deref());
+    let torn = |t: &[u8]| serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(t).is_err();
+    if text.as_deref().is_some_and(torn)
+        && let Some(older) = ports.store.load_previous().map(|t| State::parse(Some(&t)))
+        && older.problem.is_none()
+    {
+        // Denials, history and operation ids are worth more than the last change.
+        let why = loaded.problem.take().unwrap_or_default();
+        loaded = crate::state::Loaded {
+            problem: Some(why.replace("starting with an empty one", "the version before it is used")),
+            ..older
+        };
+    }
     if let Some(p) = &loaded.problem {
         tracing::warn!("{p}");
         let code = if loaded.read_only {

@@ -100,7 +100,7 @@ fn a_whole_image_is_recognised_with_and_without_a_journal() {
 #[test]
 fn what_could_not_boot_or_is_another_is_refused() {
     type Change = fn(&Utf8Path);
-    let cases: [(Change, &str, Code, &str); 10] = [
+    let cases: [(Change, &str, Code, &str); 11] = [
         (|_| {}, "3", Code::WrongVersion, "wanted \"3\""),
         (
             |t| std::fs::remove_file(t.join("boot/vmlinuz")).unwrap(),
@@ -130,7 +130,13 @@ fn what_could_not_boot_or_is_another_is_refused() {
             |t| std::fs::write(t.join("usr/bin/os-agent"), "#!/bin/sh\n").unwrap(),
             "2",
             Code::NotBootable,
-            "no ELF header",
+            "no whole ELF header",
+        ),
+        (
+            |t| std::fs::write(t.join("usr/bin/os-agent"), "\x7fELF garbage").unwrap(),
+            "2",
+            Code::NotBootable,
+            "no whole ELF header",
         ),
         (
             |t| std::fs::remove_file(t.join("usr/lib/os-release")).unwrap(),

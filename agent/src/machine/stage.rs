@@ -337,7 +337,8 @@ pub(super) fn failed(node: &Node, now: i64, e: &AgentError) -> Step {
     let mut failure = Failure::of(e.code, e.message.clone(), now);
     if let Then::Stage { digest } = &run.then {
         failure.digest = digest.to_string();
-        if matches!(e.class(), Class::Corrupt | Class::Retry) && e.code != Code::StateWriteFailed {
+        // What is temporary says nothing about the image: a mistyped URL or a server that is away must not condemn it.
+        if e.class() == Class::Corrupt {
             count(&mut next, *digest, e);
         }
     }

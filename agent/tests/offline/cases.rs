@@ -202,6 +202,65 @@ fn a_stage_that_was_killed_is_shown_and_one_that_was_asked_to_stop_says_so() {
 }
 
 #[test]
+fn a_state_that_was_torn_leaves_the_version_before_it() {
+    let b = Bench::new();
+    let (file, sum) = b.file("v2.img", &image("2"));
+    b.good(&["stage", "--image", &file, "--sha256", &sum]);
+    let state = b.disk.with_extension("img.state").join("state.json");
+    for torn in ["", "{\"schema\":1,\"oper"] {
+        std::fs::write(&state, torn).unwrap();
+        let told = b.good(&["status"]).to_string();
+        assert!(told.contains("the version before it is used"), "{told}");
+        let history = b.good(&["history"]).to_string();
+        assert!(history.contains(&sum), "{history}");
+    }
+}
+
+#[test]
+fn a_server_that_fails_does_not_condemn_the_image() {
+    let b = Bench::new();
+    let (file, sum) = b.file("v2.img", &image("2"));
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/update.img", server.local_addr().unwrap());
+    std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        for conn in server.incoming() {
+            let mut c = conn.unwrap();
+            let _ = c.read(&mut [0; 4096]);
+            let _ = c.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    for _ in 0..7 {
+        b.refused(
+            &["stage", "--allow-http", "--image", &url, "--sha256", &sum],
+            "FetchFailed",
+            5,
+        );
+    }
+    b.good(&["stage", "--image", &file, "--sha256", &sum]);
+}
+
+#[test]
+fn what_an_image_calls_itself_does_not_steer_the_terminal() {
+    let b = Bench::new();
+    let (file, sum) = b.file("v2.img", &image("\u{1b}[2J\u{9b}31m"));
+    for args in [&["stage", "--image", &file, "--sha256", &sum][..], &["status"]] {
+        let out = Command::new(env!("CARGO_BIN_EXE_os-agent"))
+            .args(args)
+            .args(["--disk", b.disk.as_str(), "--running", "A"])
+            .output()
+            .unwrap();
+        assert_eq!(out.status.code(), Some(0), "{out:?}");
+        for told in [&out.stdout, &out.stderr] {
+            let text = std::str::from_utf8(told).unwrap();
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        }
+    }
+    let text = serde_json::to_string(&b.good(&["status"])).unwrap();
+    assert!(text.contains("[2J"), "JSON keeps it: {text}");
+}
+
+#[test]
 fn a_stage_below_nohup_outlives_its_terminal() {
     use rustix::process::{Pid, Signal, kill_process};
     let b = Bench::new();

@@ -71,7 +71,7 @@ impl<'t> Reader<'t> {
 
     /// Adds an error at an offset.
     pub(super) fn error(&mut self, code: &'static str, offset: usize, message: impl std::fmt::Display) {
-        let text = format!("{}: {message}", self.place(offset));
+        let text = format!("{}: {}", self.place(offset), shortened(&message.to_string()));
         self.errors
             .push((offset, BuildError::new(Kind::Input, code, text)));
     }
@@ -88,11 +88,18 @@ impl<'t> Reader<'t> {
         let before = self.text.get(..offset).unwrap_or("");
         let start = before.rfind('\n').map_or(0, |i| i + 1);
         let line = self.text.get(start..).unwrap_or("").lines().next().unwrap_or("");
-        let caret = " ".repeat(before.get(start..).unwrap_or("").chars().count());
+        let column = before.get(start..).unwrap_or("").chars().count();
+        // A line that is no recipe's may be as long as the file.
+        let skipped = column.saturating_sub(QUOTED / 2);
+        let shown: String = line.chars().skip(skipped).take(QUOTED).collect();
+        let caret = " ".repeat(column - skipped);
         self.error(
             "CFG002",
             offset,
-            format!("{}\n  {line}\n  {caret}^", message.trim().replace('\n', ", ")),
+            format!(
+                "{}\n  {shown}\n  {caret}^",
+                shortened(&message.trim().replace('\n', ", "))
+            ),
         );
     }
 
@@ -301,4 +308,19 @@ impl<'t> Reader<'t> {
     pub(super) fn start(t: &Table<'t>) -> usize {
         t.start
     }
+}
+
+/// Characters of a line that are quoted around a syntax error.
+const QUOTED: usize = 120;
+/// Characters of a message; keys and values in it are as long as the recipe has them.
+const MESSAGE: usize = 1000;
+
+/// A message that fits a screen.
+fn shortened(message: &str) -> String {
+    let length = message.chars().count();
+    if length <= MESSAGE {
+        return message.to_owned();
+    }
+    let head: String = message.chars().take(MESSAGE / 2).collect();
+    format!("{head}… ({length} characters)")
 }

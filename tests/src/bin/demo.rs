@@ -61,7 +61,11 @@ fn tell(table: &mut Table) -> Result<()> {
     let images = with_signs_of_life("still compiling and building", images::images)?;
     table.row(
         "build",
-        format!("versions 1 and 2 by imgbuild from RPM packages ({})", images.dir),
+        format!(
+            "versions 1 and 2 by imgbuild from RPM packages ({}{})",
+            if images.fresh { "" } else { "by an earlier run: " },
+            images.dir
+        ),
     );
     let mut node = Node::start("demo", &images, "1", Firmware::Uefi)?;
     let done = story(table, &images, &mut node);

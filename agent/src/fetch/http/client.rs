@@ -87,20 +87,25 @@ pub(super) fn failure(e: reqwest::Error, clock: &dyn Clock) -> Failure {
             format!("the server's certificate is {date}: clock says {now}; check time synchronisation"),
         ));
     }
+    use rustls::CertificateError as C;
+    if let Some(C::UnknownIssuer | C::NotValidForName | C::NotValidForNameContext { .. }) = refused(&e) {
+        return Failure::Final(AgentError::new(
+            Code::FetchFailed,
+            format!(
+                "{text}: the server's certificate is not accepted; name its authority (--ca FILE, [fetch] ca_file), or use the host \
+                 name that it was issued for"
+            ),
+        ));
+    }
     Failure::Again(text, None)
 }
 
-/// Whether a certificate was refused for its dates.
-fn certificate_date(e: &(dyn Error + 'static)) -> Option<&'static str> {
-    use rustls::CertificateError as C;
+/// Why a certificate was refused, if that is what happened.
+fn refused<'e>(e: &'e (dyn Error + 'static)) -> Option<&'e rustls::CertificateError> {
     let mut next = Some(e);
     while let Some(cause) = next {
         if let Some(rustls::Error::InvalidCertificate(why)) = cause.downcast_ref::<rustls::Error>() {
-            return match why {
-                C::Expired | C::ExpiredContext { .. } => Some("expired"),
-                C::NotValidYet | C::NotValidYetContext { .. } => Some("not valid yet"),
-                _ => None,
-            };
+            return Some(why);
         }
         // `source` of an io::Error skips what it wraps.
         next = cause
@@ -110,6 +115,16 @@ fn certificate_date(e: &(dyn Error + 'static)) -> Option<&'static str> {
             .or_else(|| cause.source());
     }
     None
+}
+
+/// Whether a certificate was refused for its dates.
+fn certificate_date(e: &(dyn Error + 'static)) -> Option<&'static str> {
+    use rustls::CertificateError as C;
+    match refused(e)? {
+        C::Expired | C::ExpiredContext { .. } => Some("expired"),
+        C::NotValidYet | C::NotValidYetContext { .. } => Some("not valid yet"),
+        _ => None,
+    }
 }
 
 /// An error with its causes, each once.

@@ -77,6 +77,11 @@ pub fn read(path: &Utf8Path) -> std::io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// The content before the last write, which the spare still holds; `None` = there is none, or it cannot be read.
+pub fn previous(path: &Utf8Path) -> Option<Vec<u8>> {
+    read(&spare_of(path)).ok().flatten().filter(|t| !t.is_empty())
+}
+
 fn exchange(path: &Utf8Path, content: &[u8], capacity: usize, mode: u32) -> std::io::Result<()> {
     let (spare, second) = (spare_of(path), second_of(path));
     if is_there(path) && !is_there(&spare) && is_there(&second) {

@@ -108,14 +108,18 @@ fn open(region: &Region, write: bool, flags: OFlags) -> Result<(File, bool)> {
 }
 
 fn cannot_open(region: &Region, e: &std::io::Error) -> AgentError {
-    let code = if e.kind() == std::io::ErrorKind::PermissionDenied {
-        Code::NotPermitted
-    } else {
-        Code::Internal
+    use std::io::ErrorKind;
+    let (code, advice) = match e.kind() {
+        ErrorKind::PermissionDenied => (Code::NotPermitted, ""),
+        ErrorKind::ReadOnlyFilesystem => (
+            Code::NotPermitted,
+            "; mount it writable, or work on a copy elsewhere",
+        ),
+        _ => (Code::Internal, ""),
     };
     AgentError::new(
         code,
-        format!("{} ({}): cannot open: {e}", region.path, region.name),
+        format!("{} ({}): cannot open: {e}{advice}", region.path, region.name),
     )
 }
 
