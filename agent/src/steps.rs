@@ -236,6 +236,24 @@ pub fn approve(dirs: &Dirs, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// Answers what a node waits for: good for the content that it asked about and for no other.
+///
+/// # Errors
+/// `NothingToDo` when nothing waits; `StateWriteFailed`.
+pub fn answer(dirs: &Dirs, what: &str) -> Result<()> {
+    let asked = os_steps::state::State::load(&dirs.steps)?.ask;
+    let Some(ask) = asked else {
+        return Err(AgentError::new(
+            Code::NothingToDo,
+            format!(
+                "nothing waits for an approval of {what}; \"steps run --approve\" approves the bundle of that run"
+            ),
+        ));
+    };
+    os_steps::sys::atomic::replace(&dirs.approvals().join(what), ask.content_hash.as_bytes())?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -184,8 +184,23 @@ fn requests_are_answered_on_the_command_line() {
     );
     assert_eq!(w.run(&["status"]).json()["ask"]["wanted"], "update");
     assert_eq!(w.run(&["approve", "update"]).exit, 0);
+    // The answer is good for what was asked about.
+    let other = w.bundle("other", &one("echo other >>$T/log\n"));
+    assert_eq!(w.run(&["run", other.as_str()]).exit, 5);
     assert_eq!(w.run(&["run", b.as_str()]).exit, 0);
     assert_eq!(w.read("log"), "x\n");
+    let r = w.run(&["approve", "update"]);
+    assert_eq!(r.exit, 3, "nothing waits");
+}
+
+#[test]
+fn a_bundle_is_rendered_where_the_caller_stands() {
+    let w = World::new("");
+    w.put("c.yaml", "{}\n");
+    let args = ["render", "--standard", "--context", "c.yaml", "--out", "bundle"];
+    let o = w.command(&args).current_dir(w.path("")).output().unwrap();
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    assert!(w.path("bundle/manifest.json").exists());
 }
 
 #[test]

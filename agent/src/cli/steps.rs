@@ -16,7 +16,6 @@ use os_steps::state::State;
 use os_steps::sys::clock::Stop;
 use os_steps::tick::{Service, verdict};
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Runs a subcommand and says how it ended.
 pub(super) async fn run(a: StepsArgs, place: &super::Where, handle: tokio::runtime::Handle) -> ExitCode {
@@ -54,7 +53,7 @@ async fn command(a: StepsArgs, place: &super::Where, handle: tokio::runtime::Han
         StepsCommand::Run(r) => {
             super::serve::log();
             let stop = Stop::default();
-            end_on_signal(stop.clone())?;
+            end_on_signal(stop.clone());
             let service = built(place, &at, &handle, r.sha256.clone(), r.allow_http, stop)?;
             blocking(move || once(&service, &r, json)).await
         }
@@ -90,7 +89,7 @@ async fn command(a: StepsArgs, place: &super::Where, handle: tokio::runtime::Han
                 Answer::Disruption => "disruption",
                 Answer::Drained => "drained",
             };
-            steps::approve(&dirs, name)?;
+            steps::answer(&dirs, name)?;
             super::print(
                 json,
                 &serde_json::json!({"approved": name}),
@@ -132,17 +131,13 @@ fn built(
     Ok(steps::service(handle, &config, policy, at, sink, stop))
 }
 
-fn end_on_signal(stop: Stop) -> Result<()> {
-    let mut term = signal(SignalKind::terminate())
-        .map_err(|e| AgentError::new(Code::Internal, format!("signals: {e}")))?;
+/// SIGINT, SIGTERM and SIGHUP (unless ignored) end the steps that run, in order, and then the run.
+fn end_on_signal(stop: Stop) {
+    let mut signals = super::target::Stop::caught();
     tokio::spawn(async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        }
+        signals.asked().await;
         stop.stop();
     });
-    Ok(())
 }
 
 fn once(service: &Service, r: &args::RunArgs, json: bool) -> Result<u8> {
@@ -220,7 +215,7 @@ async fn serve_unit(place: &super::Where, at: &Place, handle: tokio::runtime::Ha
         let path = config.metrics_textfile.with_file_name(metrics::FILE);
         tokio::spawn(metrics::keep(meter, service.runner.dirs.clone(), path));
     }
-    end_on_signal(stop.clone())?;
+    end_on_signal(stop.clone());
     let end = async move {
         while !stop.stopped() {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;

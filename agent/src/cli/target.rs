@@ -270,10 +270,10 @@ async fn stage_remote(
 
 /// SIGINT, SIGTERM and SIGHUP, caught from the moment this exists: before an operation is begun, so that none ends it
 /// half-noted. A SIGHUP that was ignored when this program started (nohup) stays ignored.
-struct Stop(Vec<Signal>);
+pub(super) struct Stop(Vec<Signal>);
 
 impl Stop {
-    fn caught() -> Stop {
+    pub(super) fn caught() -> Stop {
         let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
         if !hangup_is_ignored() {
             kinds.push(SignalKind::hangup());
@@ -282,7 +282,7 @@ impl Stop {
     }
 
     /// Until one of them comes.
-    async fn asked(&mut self) {
+    pub(super) async fn asked(&mut self) {
         std::future::poll_fn(|context| {
             let came = self.0.iter_mut().any(|s| s.poll_recv(context).is_ready());
             if came {

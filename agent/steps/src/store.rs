@@ -75,6 +75,8 @@ fn fill(tmp: &Utf8Path, b: &Bundle) -> Result<()> {
 /// `bash -n` over every step.
 fn syntax(steps: &Utf8Path, b: &Bundle) -> Result<()> {
     let bash = bash()?;
+    // The shell is started elsewhere.
+    let steps = &camino::absolute_utf8(steps).map_err(|e| StepsError::io(steps, &e))?;
     let mut faults = Vec::new();
     for s in &b.manifest.steps {
         let path = steps.join(&s.name);

@@ -10,9 +10,22 @@ use os_steps::dirs::Dirs;
 use os_steps::render::{self, Engine, GoTemplates, Rendered, explain as why};
 use os_steps::standard;
 use os_steps::store;
+use std::io::Read;
+
+/// Largest context that is read, in bytes.
+const LARGEST: u64 = 16 << 20;
 
 fn read(path: &Utf8Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| AgentError::new(Code::InvalidArgument, format!("{path}: {e}")))
+    let bad = |e: &dyn std::fmt::Display| AgentError::new(Code::InvalidArgument, format!("{path}: {e}"));
+    let file = std::fs::File::open(path).map_err(|e| bad(&e))?;
+    let mut data = Vec::new();
+    file.take(LARGEST + 1)
+        .read_to_end(&mut data)
+        .map_err(|e| bad(&e))?;
+    if data.len() as u64 > LARGEST {
+        return Err(bad(&format!("larger than {} MiB", LARGEST >> 20)));
+    }
+    String::from_utf8(data).map_err(|e| bad(&format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))
 }
 
 fn missing(what: &str) -> AgentError {

@@ -109,7 +109,10 @@ pub(super) const ROWS: &[Row] = &[
         Ok(Value::List(all.into_iter().map(string).collect()))
     }),
     ("until", 1, 1, |a| {
-        let n = int_arg(a, 0).clamp(0, 100_000);
+        let n = int_arg(a, 0).max(0);
+        if n > MAX_LIST as i64 {
+            return Err(format!("a list of {n} elements, at most {MAX_LIST} are made"));
+        }
         Ok(Value::List((0..n).map(Value::Int).collect()))
     }),
     ("dict", 0, MANY, |a| {
