@@ -19,7 +19,7 @@ impl SmallFs {
         let dir = tempfile::tempdir().unwrap();
         // A line on standard input makes it read-only; the end of it ends it.
         let mount = "mount -t tmpfs -o size=\"$1\" none \"$2\" && echo ready && read x && \
-                     mount -o remount,ro \"$2\" && echo ready && exec cat";
+                     mount -o remount,bind,ro \"$2\" && echo ready && exec cat";
         let mut child = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"])
             .arg(format!("{kib}k"))
