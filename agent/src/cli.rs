@@ -17,6 +17,7 @@ use os_agent::node::OfflineDisk;
 use os_agent::ports::Report;
 use os_proto::codes::{Code, exit};
 use os_proto::layout::Slot;
+use os_proto::terminal::plain;
 use os_proto::v1;
 use progress::Progress;
 use std::io::Write;
@@ -97,24 +98,6 @@ fn document(e: &AgentError) -> serde_json::Value {
 
 /// A part of the answer could not be written to standard output.
 static LOST: AtomicBool = AtomicBool::new(false);
-
-/// Control characters as escapes, but for line ends and tabs: names and versions come from images and servers, and what they hold
-/// must not steer a terminal. The escapes are JSON's, so a JSON document stays one.
-fn plain(text: &str) -> std::borrow::Cow<'_, str> {
-    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(steers) {
-        return text.into();
-    }
-    let mut plain = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if steers(c) {
-            plain += &format!("\\u{:04x}", u32::from(c));
-        } else {
-            plain.push(c);
-        }
-    }
-    plain.into()
-}
 
 /// Tells on standard error why a command failed.
 fn tell(e: &impl std::fmt::Display) {

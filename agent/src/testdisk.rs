@@ -6,6 +6,7 @@ use crate::sys::lock::FileLock;
 use camino::Utf8Path;
 use os_proto::env_block::Env;
 use os_proto::layout::{Arch, MIB, OS_STATE_SIZE, PHYSICAL_ORDER, Role, Slot, StateGeometry, state_geometry};
+use os_proto::state_fs;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
@@ -198,7 +199,7 @@ impl Scratch {
 
 /// The first bytes of os-state: FAT12 with `ENV1` and `ENV2`.
 pub fn os_state(g: &StateGeometry, env: &Env) -> Vec<u8> {
-    crate::boot::state_fs::head(g, env)
+    state_fs::head(g, state_fs::NO_VOLUME_ID, env)
 }
 
 /// A fake ext4 image of `bytes`: a superblock that says so and pseudo-random content from `seed`.

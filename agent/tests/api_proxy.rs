@@ -205,9 +205,13 @@ fn free() -> SocketAddr {
 }
 
 fn settings(listen: SocketAddr, health: SocketAddr, servers: &[&Server]) -> String {
+    settings_with(listen, health, servers, 3000)
+}
+
+fn settings_with(listen: SocketAddr, health: SocketAddr, servers: &[&Server], timeout_ms: u32) -> String {
     let all: Vec<String> = servers.iter().map(|s| format!("\"{}\"", s.address)).collect();
     format!(
-        "listen = \"{listen}\"\nhealth = \"{health}\"\nca_file = \"{}\"\nprobe_secs = 1\ntimeout_ms = 3000\nupstreams = [{}]\n",
+        "listen = \"{listen}\"\nhealth = \"{health}\"\nca_file = \"{}\"\nprobe_secs = 1\ntimeout_ms = {timeout_ms}\nupstreams = [{}]\n",
         file("ca.pem"),
         all.join(", ")
     )
@@ -316,6 +320,7 @@ fn connections_to_a_server_that_fell_silent_are_cut() {
     let a = Server::start("a", "server.pem", 0);
     let b = Server::start("b", "server.pem", 600);
     let p = Proxy::start(&[&a, &b]);
+    p.write(&settings_with(p.listen, p.health, &[&a, &b], 1200));
     let mut k = Kubelet::new(p.listen);
     assert_eq!(k.get().unwrap(), "a");
     a.delay.store(u64::MAX, Ordering::SeqCst);

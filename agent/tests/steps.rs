@@ -267,7 +267,7 @@ fn killed_at_random_moments_it_converges_and_reboots_once() {
     let kills: u32 = if std::env::var_os("SLIPWAY_E2E").is_some() {
         50
     } else {
-        12
+        6
     };
     let w = World::new("disruption = \"auto\"");
     let mut raw = [0u8; 8];

@@ -202,7 +202,7 @@ impl Run<'_> {
                 format!("no os-state for sectors of {}", self.plan.sector_size),
             )
         })?;
-        let state = fat::state_image(geometry, ids.os_state, &Env::committed(Slot::A, 1).encode())?;
+        let state = fat::state_image(geometry, ids.os_state, &Env::committed(Slot::A, 1))?;
 
         let Identity { version, pretty_name } = &image.identity;
         let record = persist::record(version, pretty_name, image.size, image.sha256, image.sha256);

@@ -2,9 +2,12 @@
 
 /// The candidate closest to `word`, if any is close enough to be a likely misspelling.
 pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = (word.chars().count() / 3).clamp(1, 3);
+    let length = word.chars().count();
+    let limit = (length / 3).clamp(1, 3);
     candidates
         .into_iter()
+        // Each letter too many or too few is a change: the table of a very long word is not even made.
+        .filter(|c| c.chars().count().abs_diff(length) <= limit)
         .map(|c| (distance(word, c), c))
         .filter(|(d, _)| *d <= limit)
         .min_by_key(|(d, _)| *d)

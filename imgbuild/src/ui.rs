@@ -3,6 +3,7 @@
 use imgbuild::error::BuildError;
 use imgbuild::progress::{Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
+use os_proto::terminal::plain;
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -23,24 +24,6 @@ pub(crate) fn progress(quiet: bool) -> Box<dyn Progress> {
 /// Prints a line to standard error; a closed standard error is no reason to stop.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", plain(line));
-}
-
-/// Control characters as escapes, but for line ends and tabs: what a recipe or a package holds must not steer a terminal. The
-/// escapes are JSON's, so a JSON document stays one.
-fn plain(text: &str) -> std::borrow::Cow<'_, str> {
-    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(steers) {
-        return text.into();
-    }
-    let mut plain = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if steers(c) {
-            plain += &format!("\\u{:04x}", u32::from(c));
-        } else {
-            plain.push(c);
-        }
-    }
-    plain.into()
 }
 
 /// Prints text to standard output; a reader that has seen enough is no reason to fail.

@@ -10,6 +10,8 @@ pub mod env_block;
 pub mod kernel_args;
 pub mod layout;
 pub mod record;
+pub mod state_fs;
+pub mod terminal;
 pub mod version;
 
 /// Generated messages, client and server of `os.agent.v1`.

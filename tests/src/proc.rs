@@ -31,6 +31,12 @@ fn shown(c: &Command) -> String {
         .join(" ")
 }
 
+/// Largest resident size so far in KiB, from `/proc/PID/status` (`VmHWM`, proc(5)); none for a process that has ended.
+pub fn peak_kib(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// The last `lines` lines of a text.
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();

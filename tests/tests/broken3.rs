@@ -2,9 +2,7 @@
 //! The kernel panic gets all three tries; the others begin with one try left, as if GRUB had counted two already.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::long;
+use crate::common::long;
 use os_e2e::guest::UP;
 use os_e2e::images::{Broken, Images, images};
 use os_e2e::node::{Fallback, Node, say};

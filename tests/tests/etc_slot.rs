@@ -1,9 +1,7 @@
 //! /etc follows the slot: what a trial ruins there the committed slot never sees, what was changed after a commit stays.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::long;
+use crate::common::long;
 use os_e2e::guest::{STAGE, UP};
 use os_e2e::images::{Broken, images};
 use os_e2e::node::{Node, say};

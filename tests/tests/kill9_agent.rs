@@ -2,9 +2,7 @@
 //! slot, and the same command succeeds afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::{Offline, Random, long};
+use crate::common::{Offline, Random, long};
 use os_e2e::http::{Reply, Server};
 use os_e2e::product::sha256;
 use os_proto::boot_choice::{self, Facts, Save};

@@ -1,9 +1,7 @@
 //! Power cuts of a whole machine during stage and activation: it always boots a whole slot, and a repeated stage succeeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::{Random, long};
+use crate::common::{Random, long};
 use os_e2e::guest::STAGE;
 use os_e2e::http::Reply;
 use os_e2e::images::{Images, images};

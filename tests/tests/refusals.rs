@@ -2,9 +2,7 @@
 //! `status` says what happened, the right command works afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::Offline;
+use crate::common::Offline;
 use os_e2e::disk::{noise, root_image};
 use os_e2e::http::{Length, Ranges, Reply, Server};
 use os_e2e::proc::Ended;

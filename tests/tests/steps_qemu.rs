@@ -2,9 +2,7 @@
 //! is reported failed, and no generation of the bundle restarts the node more than once.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::{Random, long};
+use crate::common::{Random, long};
 use os_e2e::guest::UP;
 use os_e2e::images::images;
 use os_e2e::node::{Node, say};

@@ -2,9 +2,7 @@
 //! BIOS in `tests/run boot`; UEFI in `tests/demo` and `tests/long`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-mod common;
-
-use common::long;
+use crate::common::long;
 use os_e2e::images::{Images, images};
 use os_e2e::node::{Node, say};
 use os_e2e::vm::{Firmware, Vm};

@@ -2,6 +2,5 @@
 
 pub mod dual_env;
 pub mod fat12;
-pub mod state_fs;
 
 pub use dual_env::DualEnv;

@@ -1,6 +1,7 @@
 //! Progress for people: one line that is rewritten on a terminal, few plain lines elsewhere, nothing with --json.
 
 use os_agent::ports::Report;
+use os_proto::terminal::plain;
 use os_proto::v1;
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -59,7 +60,7 @@ impl Progress {
         if self.how == How::Line {
             let width = text.chars().count();
             let pad = " ".repeat(last.width.saturating_sub(width));
-            eprint!("\r{}{pad}", super::plain(&text));
+            eprint!("\r{}{pad}", plain(&text));
             let _ = std::io::stderr().flush();
             last.width = width;
             return;
@@ -69,7 +70,7 @@ impl Progress {
             || tenth > last.tenth
             || (p.waiting_for != last.waiting && !p.waiting_for.is_empty())
         {
-            eprintln!("{}", super::plain(&text));
+            eprintln!("{}", plain(&text));
             last.tenth = tenth;
         }
         last.step.clone_from(&p.step);

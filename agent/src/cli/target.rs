@@ -295,14 +295,9 @@ impl Stop {
     }
 }
 
-/// From the mask of ignored signals in proc(5); SIGHUP is its lowest bit.
 fn hangup_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status
-        .lines()
-        .find_map(|l| l.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & 1 == 1)
+    os_proto::terminal::ignores_hangup(&status)
 }
 
 /// Shows progress until an operation of our own engine ends; SIGINT, SIGTERM and SIGHUP cancel it.

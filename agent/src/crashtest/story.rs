@@ -4,11 +4,11 @@ use super::machine::{Goal, Machine};
 use super::medium::{Content, Fault, Medium, Op, Region};
 use super::replay::{Cut, Loss, Walk};
 use super::{Images, Sabotage};
-use crate::boot::state_fs;
 use crate::error::Result;
 use os_proto::env_block::{Env, TRIES};
 use os_proto::layout::{STATE_512, Slot};
 use os_proto::record::{Content as Held, MIN_READER, SCHEMA, SlotRecord};
+use os_proto::state_fs;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(super) fn disk(images: &Images, env: &Env) -> Content {
     let mut files = BTreeMap::new();
     files.insert("slots/A.json".to_owned(), Arc::new(record.to_json()));
     Content {
-        state: Arc::new(state_fs::head(&STATE_512, env)),
+        state: Arc::new(state_fs::head(&STATE_512, state_fs::NO_VOLUME_ID, env)),
         slots: [Arc::clone(&images.slot_a), Arc::clone(&images.slot_b)],
         files,
     }

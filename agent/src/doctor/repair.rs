@@ -1,7 +1,7 @@
 //! `doctor --repair-state`: makes os-state anew for the slot that runs.
 
 use super::look::Silent;
-use crate::boot::{DualEnv, state_fs};
+use crate::boot::DualEnv;
 use crate::error::{AgentError, Result};
 use crate::inspect;
 use crate::ports::{Bootloader, Cancel, SlotDevice, StateStore};
@@ -13,6 +13,7 @@ use os_proto::codes::Code;
 use os_proto::env_block::Env;
 use os_proto::layout::{Role, state_geometry};
 use os_proto::record::{Content, SlotRecord};
+use os_proto::state_fs;
 use std::sync::{Arc, Mutex};
 
 /// Writes a new file system with both environment copies naming the running slot, without a trial, and reads them back.
@@ -48,7 +49,7 @@ pub fn repair(layout: &Layout, records: Option<&dyn StateStore>) -> Result<Env> 
         )
     })?;
     let env = Env::committed(layout.running(), 1);
-    let content = state_fs::head(geometry, &env);
+    let content = state_fs::head(geometry, state_fs::NO_VOLUME_ID, &env);
     let mut buf = AlignedBuf::zeroed(content.len());
     buf.copy_from_slice(&content);
     {

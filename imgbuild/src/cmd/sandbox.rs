@@ -154,14 +154,9 @@ fn ended(status: ExitStatus) -> Ended {
     }
 }
 
-/// From the mask of ignored signals in proc(5); SIGHUP is its lowest bit.
 fn hangup_is_ignored() -> bool {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
-    status
-        .lines()
-        .find_map(|l| l.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & 1 == 1)
+    os_proto::terminal::ignores_hangup(&status)
 }
 
 /// Ties our life to the supervisor's, and notices when it is gone already.

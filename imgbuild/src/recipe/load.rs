@@ -3,7 +3,10 @@
 use super::{PathRef, Recipe, Want};
 use crate::error::{BuildError, Kind};
 use camino::Utf8Path;
-use std::io;
+use std::io::{self, Read};
+
+/// Bytes of the largest recipe; real ones have some kilobytes.
+const LARGEST: u64 = 1 << 20;
 
 impl Recipe {
     /// Reads and parses a recipe and checks that the files it names are there.
@@ -11,7 +14,14 @@ impl Recipe {
     /// # Errors
     /// Every error of the file at once.
     pub fn load(file: &Utf8Path) -> Result<Recipe, Vec<BuildError>> {
-        let text = match fs_err::read(file) {
+        let text = match head(file) {
+            Ok(bytes) if bytes.len() as u64 > LARGEST => {
+                return Err(vec![BuildError::new(
+                    Kind::Input,
+                    "CFG002",
+                    format!("{file}: larger than {} MiB: this is no recipe", LARGEST >> 20),
+                )]);
+            }
             Ok(bytes) => String::from_utf8(bytes).map_err(|e| {
                 let at = e.utf8_error().valid_up_to();
                 vec![BuildError::new(
@@ -39,6 +49,15 @@ impl Recipe {
             }
         }
     }
+}
+
+/// The file, but not much more than [`LARGEST`] bytes of it.
+fn head(file: &Utf8Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs_err::File::open(file)?
+        .take(LARGEST + 1)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The system's words for an error, without our path and "os error".

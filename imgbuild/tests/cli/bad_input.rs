@@ -37,7 +37,7 @@ fn misspelt_key() {
 #[test]
 fn a_recipe_neither_floods_nor_steers_the_terminal() {
     let b = Bench::new();
-    let long = "0".repeat(2_000_000);
+    let long = "0".repeat(1_000_000);
     for (what, recipe) in [
         ("one long line", long.clone()),
         ("a long key", format!("{long} = 1\n{RECIPE}")),
@@ -45,15 +45,18 @@ fn a_recipe_neither_floods_nor_steers_the_terminal() {
             "a long value",
             RECIPE.replace("name =", &format!("arch = \"{long}\"\nname =")),
         ),
+        ("a file of a wrong kind", "0".repeat(2_000_000)),
         (
             "escapes in a key",
             format!("\"\\u001b]0;pwn\\u0007\\u009b31m\" = 1\n{RECIPE}"),
         ),
     ] {
         b.write("r.toml", &recipe);
-        for args in [&["check", "r.toml"][..], &["--json", "check", "r.toml"]] {
+        for args in [&["check", "r.toml"][..], &["check", "--json", "r.toml"]] {
             let run = b.run(args);
             assert_eq!(run.code, Some(3), "{what}");
+            let told = format!("{}{}", run.out, run.err);
+            assert!(told.contains("CFG00"), "{what}: {told}");
             for told in [&run.out, &run.err] {
                 assert!(told.len() < 20_000, "{what}: {} bytes", told.len());
                 assert!(

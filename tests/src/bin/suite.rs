@@ -26,18 +26,11 @@ fn step(name: &'static str, line: &'static str) -> Step {
     }
 }
 
-fn e2e(name: &'static str, test: &'static str) -> Step {
-    let mut s = step(name, "cargo test --quiet -p os-e2e --test");
-    s.argv.push(test);
-    s.argv
-        .extend(["--", "--include-ignored", "--test-threads=1", "--nocapture"]);
-    s
-}
-
-/// One test of a file that holds several.
-fn one_of(name: &'static str, test: &'static str, only: &'static str) -> Step {
-    let mut s = e2e(name, test);
-    s.argv.push(only);
+/// The tests on real parts whose paths begin with `tests`: a module (`upgrade::`) or one test of it.
+fn e2e(name: &'static str, tests: &'static str) -> Step {
+    let line = "cargo test --quiet -p os-e2e --test e2e -- --include-ignored --test-threads=1 --nocapture";
+    let mut s = step(name, line);
+    s.argv.push(tests);
     s
 }
 
@@ -60,44 +53,44 @@ fn steps(layer: &str) -> Vec<Step> {
                 "agent with root",
                 "cargo test --quiet -p os-agent -- --include-ignored --show-output",
             ),
-            e2e("images", "image"),
-            e2e("refusals and bad input", "refusals"),
-            e2e("kill -9 of the agent", "kill9_agent"),
-            e2e("mounts of the initramfs", "mounts"),
+            e2e("images", "image::"),
+            e2e("refusals and bad input", "refusals::"),
+            e2e("kill -9 of the agent", "kill9_agent::"),
+            e2e("mounts of the initramfs", "mounts::"),
         ],
         "boot" => vec![
-            e2e("GRUB against its model", "grub_matrix"),
-            e2e("power cuts of an update, real GRUB", "crash_images"),
-            e2e("upgrade, BIOS", "upgrade"),
-            e2e("broken version 3", "broken3"),
-            e2e("power cuts", "kill9_qemu"),
+            e2e("GRUB against its model", "grub_matrix::"),
+            e2e("power cuts of an update, real GRUB", "crash_images::"),
+            e2e("upgrade, BIOS", "upgrade::"),
+            e2e("broken version 3", "broken3::"),
+            e2e("power cuts", "kill9_qemu::"),
         ],
         // Whole stories of many boots that are too long for the default run.
         "boot-more" => vec![
             step("the main job, UEFI", "tests/demo --yes"),
-            e2e("/etc follows the slot", "etc_slot"),
-            e2e("causes of a fallback", "causes"),
-            e2e("a broken PERSIST", "persist_broken"),
-            e2e("power cuts of a resumed update", "resume_cut"),
-            e2e("power cuts of the step runner", "steps_qemu"),
+            e2e("/etc follows the slot", "etc_slot::"),
+            e2e("causes of a fallback", "causes::"),
+            e2e("a broken PERSIST", "persist_broken::"),
+            e2e("power cuts of a resumed update", "resume_cut::"),
+            e2e("power cuts of the step runner", "steps_qemu::"),
         ],
         // The control plane is built from pinned Go modules once, or KUBEBUILDER_ASSETS names it.
         "cluster" => vec![
-            e2e("drain against kubectl drain", "cluster_drain"),
-            e2e("a node's way through updates", "cluster_proxy"),
-            e2e("the operator and bad input", "cluster_operator"),
-            one_of("200 simulated nodes", "cluster_fleet", "two_hundred_nodes"),
-            e2e("steps on a real server", "cluster_steps"),
+            e2e("drain against kubectl drain", "cluster_drain::"),
+            e2e("a node's way through updates", "cluster_proxy::"),
+            e2e("the operator and bad input", "cluster_operator::"),
+            e2e("200 simulated nodes", "cluster_fleet::two_hundred_nodes"),
+            e2e("steps on a real server", "cluster_steps::"),
         ],
         // Every roll-out holds half a minute of faults and then the time to come to rest: too long for the default run.
         "cluster-more" => vec![
-            e2e("roll-outs while everything dies", "cluster_chaos"),
-            one_of("1,000 simulated nodes", "cluster_fleet", "a_thousand_nodes"),
+            e2e("roll-outs while everything dies", "cluster_chaos::"),
+            e2e("1,000 simulated nodes", "cluster_fleet::a_thousand_nodes"),
         ],
         // Both at once: a node in QEMU and a control plane.
         "whole" => vec![
-            e2e("the whole system by kubectl apply", "cluster_whole"),
-            e2e("a fresh node joins by the standard bundle", "cluster_join"),
+            e2e("the whole system by kubectl apply", "cluster_whole::"),
+            e2e("a fresh node joins by the standard bundle", "cluster_join::"),
         ],
         "steps" => vec![
             step(

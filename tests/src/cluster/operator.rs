@@ -114,11 +114,7 @@ impl Program {
     pub fn peak_kib(&self) -> Result<u64> {
         let path = format!("/proc/{}/status", self.child.id());
         let text = fs_err::read_to_string(&path)?;
-        let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-        let number = line
-            .and_then(|l| l.split_whitespace().next())
-            .and_then(|n| n.parse().ok());
-        number.with_context(|| format!("no VmHWM in {path}"))
+        crate::proc::peak_kib(&text).with_context(|| format!("no VmHWM in {path}"))
     }
 
     /// One of its pages.

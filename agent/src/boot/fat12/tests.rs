@@ -3,6 +3,7 @@ use super::*;
 use crate::testdisk::os_state;
 use os_proto::env_block::Env;
 use os_proto::layout::{STATE_512, STATE_4096, Slot};
+use os_proto::state_fs;
 use proptest::prelude::*;
 
 fn good(g: &StateGeometry) -> Vec<u8> {
@@ -79,5 +80,21 @@ proptest! {
         let mut p = good(&STATE_512);
         for (at, v) in flips { p[at] = v; }
         let _ = locate(&p, &STATE_512);
+    }
+}
+
+#[test]
+fn what_is_made_is_found_where_the_layout_says() {
+    for g in [STATE_512, STATE_4096] {
+        let env = Env::committed(Slot::B, 7);
+        let p = state_fs::head(&g, state_fs::NO_VOLUME_ID, &env);
+        let at = locate(&p, &g).unwrap();
+        assert_eq!((at.env1, at.env2), (g.env1, g.env2));
+        // Without a label and a type fsck.fat complains.
+        assert_eq!((p[38], &p[43..62]), (0x29, &b"NO NAME    FAT12   "[..]));
+        for at in [at.env1, at.env2] {
+            let at = at as usize;
+            assert_eq!(Env::decode(&p[at..at + 512]), Ok(env));
+        }
     }
 }

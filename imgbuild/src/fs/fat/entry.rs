@@ -9,7 +9,7 @@ pub(super) const DIR: u8 = 0x10;
 /// Attribute of the volume label.
 pub(super) const LABEL: u8 = 0x08;
 /// The name is shown in lower case.
-pub(super) const LOWER_BASE: u8 = 0x08;
+const LOWER_BASE: u8 = 0x08;
 /// The extension is shown in lower case.
 const LOWER_EXT: u8 = 0x10;
 

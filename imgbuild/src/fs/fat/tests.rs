@@ -22,7 +22,7 @@ fn fsck(image: &Utf8Path) {
 fn os_state_is_clean_and_exactly_as_agreed() {
     let dir = tempfile::tempdir().unwrap();
     let image = Utf8Path::from_path(dir.path()).unwrap().join("state");
-    let env = Env::committed(Slot::A, 1).encode();
+    let env = Env::committed(Slot::A, 1);
     for g in [STATE_512, STATE_4096] {
         let bytes = state_image(&g, 0x1234_5678, &env).unwrap();
         assert_eq!(bytes.len() as u64, OS_STATE_SIZE);

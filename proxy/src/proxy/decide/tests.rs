@@ -9,9 +9,9 @@ use world::{End, Fate, World};
 #[test]
 fn any_order_of_crashes_and_failures_converges() {
     let runs = if std::env::var_os("SLIPWAY_LONG").is_some() {
-        100_000
+        200_000
     } else {
-        10_000
+        4_000
     };
     let mut ends = std::collections::BTreeMap::new();
     for seed in 0..runs {

@@ -6,7 +6,8 @@ use camino::Utf8Path;
 use os_e2e::disk::PlainDisk;
 use os_e2e::proc;
 use os_proto::layout::Slot;
-use std::process::Stdio;
+use std::collections::BTreeMap;
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// The hash programs that a pipe is tried with.
@@ -94,6 +95,26 @@ impl Staged {
     }
 }
 
+/// Waits for a process; the highest resident sizes of it and of its children together, in KiB. The kernel keeps the highest value,
+/// so sampling misses only the last moment.
+pub(crate) fn watch(child: &mut Child) -> Result<(ExitStatus, u64)> {
+    let (pid, mut peaks) = (child.id(), BTreeMap::new());
+    let ended = loop {
+        if let Some(s) = child.try_wait()? {
+            break s;
+        }
+        let more = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let children = more.split_whitespace().filter_map(|n| n.parse().ok());
+        for p in std::iter::once(pid).chain(children) {
+            let status = std::fs::read_to_string(format!("/proc/{p}/status")).unwrap_or_default();
+            let known = peaks.entry(p).or_insert(0);
+            *known = (*known).max(proc::peak_kib(&status).unwrap_or(0));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    Ok((ended, peaks.values().sum()))
+}
+
 /// Stages from a URL, and watches time and memory.
 pub(crate) fn stage(agent: &Utf8Path, disk: &PlainDisk, url: &str, sum: &str) -> Result<Staged> {
     let mut c = proc::command(agent);
@@ -102,22 +123,7 @@ pub(crate) fn stage(agent: &Utf8Path, disk: &PlainDisk, url: &str, sum: &str) ->
         .stdout(Stdio::piped());
     let start = Instant::now();
     let mut child = c.spawn()?;
-    let status = format!("/proc/{}/status", child.id());
-    let mut peak_kib = 0;
-    let ended = loop {
-        if let Some(s) = child.try_wait()? {
-            break s;
-        }
-        // The highest value ever, so sampling misses only the last moment.
-        if let Ok(text) = std::fs::read_to_string(&status)
-            && text.starts_with("Name:\tos-agent")
-            && let Some(n) = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))
-        {
-            let kib = n.split_whitespace().next().and_then(|n| n.parse().ok());
-            peak_kib = peak_kib.max(kib.unwrap_or(0));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let (ended, peak_kib) = watch(&mut child)?;
     let took = start.elapsed();
     let mut text = String::new();
     if let Some(mut out) = child.stdout.take() {

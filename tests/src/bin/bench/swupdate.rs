@@ -11,7 +11,7 @@ use os_e2e::http::{Reply, Server};
 use os_e2e::proc;
 use os_e2e::product::sha256;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Why this part cannot run here, if it cannot.
 pub(crate) fn missing() -> Option<&'static str> {
@@ -149,27 +149,10 @@ fn install(c: &Container, url: &str) -> Result<f64> {
         .stdout(Stdio::null())
         .stderr(log.into_file())
         .spawn()?;
-    let (pid, mut peaks) = (child.id(), std::collections::BTreeMap::new());
-    let ended = loop {
-        if let Some(s) = child.try_wait()? {
-            break s;
-        }
-        let more = fs_err::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let children = more.split_whitespace().filter_map(|n| n.parse().ok());
-        for p in std::iter::once(pid).chain(children) {
-            let status = std::fs::read_to_string(format!("/proc/{p}/status")).unwrap_or_default();
-            let kib = status
-                .lines()
-                .find_map(|l| l.strip_prefix("VmHWM:"))
-                .and_then(|n| n.split_whitespace().next()?.parse::<u64>().ok());
-            let known = peaks.entry(p).or_insert(0);
-            *known = (*known).max(kib.unwrap_or(0));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let (ended, peak_kib) = measure::watch(&mut child)?;
     if !ended.success() {
         let told = fs_err::read_to_string(c.file.with_extension("log"))?;
         bail!("swupdate: {ended}: {}", proc::tail(&told, 10));
     }
-    Ok(peaks.values().sum::<u64>() as f64 / 1024.0)
+    Ok(peak_kib as f64 / 1024.0)
 }
