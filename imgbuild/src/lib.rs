@@ -20,5 +20,4 @@ pub mod progress;
 pub mod recipe;
 pub mod report;
 pub mod rootfs;
-pub mod suggest;
 pub mod url;

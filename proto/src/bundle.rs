@@ -223,16 +223,15 @@ impl Manifest {
         struct Head {
             schema: u32,
         }
-        let head: Head =
-            serde_json::from_slice(text).map_err(|e| BadBundle(format!("manifest.json: {e}")))?;
+        let bad = |e| BadBundle(crate::json::fault("manifest.json", &e));
+        let head: Head = serde_json::from_slice(text).map_err(bad)?;
         if head.schema != SCHEMA {
             return Err(BadBundle(format!(
                 "manifest.json: schema {}: expected {SCHEMA}; the bundle is for another runner",
                 head.schema
             )));
         }
-        let m: Manifest =
-            serde_json::from_slice(text).map_err(|e| BadBundle(format!("manifest.json: {e}")))?;
+        let m: Manifest = serde_json::from_slice(text).map_err(bad)?;
         m.check()?;
         Ok(m)
     }

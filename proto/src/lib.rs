@@ -7,10 +7,12 @@ pub mod bundle;
 pub mod codes;
 pub mod digest;
 pub mod env_block;
+pub mod json;
 pub mod kernel_args;
 pub mod layout;
 pub mod record;
 pub mod state_fs;
+pub mod suggest;
 pub mod terminal;
 pub mod version;
 

@@ -3,9 +3,9 @@
 use super::reader::{At, Reader, Table};
 use super::{Boot, DEFAULT_ESP_MIB, DEFAULT_SLOT_MIB, Disk, Loader, MIN_ESP_MIB, PathRef, Recipe, Want};
 use crate::error::BuildError;
-use crate::suggest;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_proto::layout::{Arch, MIB};
+use os_proto::suggest;
 use toml::de::DeTable;
 
 const TOP: [&str; 11] = [

@@ -2,7 +2,7 @@
 
 use super::Warning;
 use crate::error::{BuildError, Kind};
-use crate::suggest;
+use os_proto::suggest;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};

@@ -15,8 +15,8 @@ use crate::cmd::{self, Cmd, Stream, chroot, sandbox};
 use crate::error::{BuildError, Kind, Result};
 use crate::progress::Progress;
 use crate::recipe::{Loader, Recipe, Rootfs, Trust};
-use crate::suggest;
 use camino::{Utf8Path, Utf8PathBuf};
+use os_proto::suggest;
 use std::time::Duration;
 
 pub use database::Package;

@@ -4,8 +4,8 @@ use super::super::inroot;
 use crate::cmd::{Cmd, chroot, sandbox};
 use crate::error::{BuildError, Kind, Result};
 use crate::recipe::Recipe;
-use crate::suggest;
 use camino::Utf8Path;
+use os_proto::suggest;
 use std::collections::BTreeSet;
 
 const DIRECTORIES: [&str; 4] = [

@@ -19,6 +19,17 @@ pub fn hint<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> St
     closest(word, candidates).map_or_else(String::new, |c| format!("; did you mean {c:?}?"))
 }
 
+/// The `n` candidates closest to `word`, the closest first; one of which `word` is the beginning or a part is closer than any
+/// misspelling.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>, n: usize) -> Vec<&'a str> {
+    let mut all: Vec<(bool, usize, &str)> = candidates
+        .into_iter()
+        .map(|c| (word.is_empty() || !c.contains(word), distance(word, c), c))
+        .collect();
+    all.sort_unstable();
+    all.into_iter().take(n).map(|(_, _, c)| c).collect()
+}
+
 /// Edit distance in which swapping two neighbours counts once.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
@@ -54,5 +65,8 @@ mod tests {
         assert_eq!(closest("colour", keys), None);
         assert_eq!(hint("nmae", keys), "; did you mean \"name\"?");
         assert_eq!(hint("zzz", keys), "");
+        assert_eq!(nearest("nam", keys, 2), ["name", "arch"]);
+        assert_eq!(nearest("oot", keys, 1), ["rootfs"]);
+        assert!(nearest("x", [], 2).is_empty());
     }
 }
