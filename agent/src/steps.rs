@@ -202,21 +202,33 @@ pub fn render(dirs: &Dirs, q: &v1::StepsRenderRequest) -> Result<v1::StepsRender
         "" | "standard" => os_steps::standard::templates(),
         dir => render::templates(Utf8Path::new(dir))?,
     };
-    let context = render::context(&q.values_json)?;
+    let context = render::context("values_json", &q.values_json)?;
     let rendered = render::render(&render::GoTemplates::default(), &all, &context);
-    let faults: Vec<String> = rendered
-        .values()
-        .filter_map(|t| t.as_ref().err().map(ToString::to_string))
-        .collect();
+    let (faults, warnings) = render::faults(&rendered);
     if !faults.is_empty() {
         return Err(AgentError::new(Code::BundleInvalid, faults.join("\n")));
     }
-    let b = render::to_bundle(&rendered, render::inputs_hash(&all, &context), &q.node_group)?;
     dirs.make_own()?;
+    let b = render::to_bundle(&rendered, render::inputs_hash(&all, &context), &q.node_group)
+        .and_then(|b| os_steps::store::take(dirs, &b))
+        .map_err(|e| with_warnings(e.into(), &warnings))?;
+    for w in &warnings {
+        tracing::warn!("{w}");
+    }
     Ok(v1::StepsRenderReply {
-        bundle_dir: os_steps::store::install(dirs, &b)?.into_string(),
+        bundle_dir: os_steps::store::dir(dirs, &b.manifest.content_hash).into_string(),
         content_hash: b.manifest.content_hash,
     })
+}
+
+/// What the renderer warned about is often why the steps then are not bash.
+#[must_use]
+pub fn with_warnings(mut e: AgentError, warnings: &[String]) -> AgentError {
+    for w in warnings {
+        e.message.push('\n');
+        e.message.push_str(w);
+    }
+    e
 }
 
 /// Why the runner wants the boot `boot_id` to end, if it does; read from its state, as it may be asleep.
@@ -226,21 +238,12 @@ pub fn wants_reboot(steps: &Utf8Path, boot_id: &str) -> Option<String> {
     state.reboot.filter(|r| r.boot_id == boot_id).map(|r| r.reason)
 }
 
-/// Writes an answer to a request of the node, for the content that waits for it.
+/// Answers what a node waits for: good for the content that it asked about and for no other. With `hash` (12 digits or more)
+/// only if it asked about that. Gives the content's hash.
 ///
 /// # Errors
-/// `StateWriteFailed`.
-pub fn approve(dirs: &Dirs, what: &str) -> Result<()> {
-    dirs.make_own()?;
-    os_steps::sys::atomic::replace(&dirs.approvals().join(what), b"")?;
-    Ok(())
-}
-
-/// Answers what a node waits for: good for the content that it asked about and for no other.
-///
-/// # Errors
-/// `NothingToDo` when nothing waits; `StateWriteFailed`.
-pub fn answer(dirs: &Dirs, what: &str) -> Result<()> {
+/// `NothingToDo` when nothing waits, or something else; `InvalidArgument` for what is no hash; `StateWriteFailed`.
+pub fn approve(dirs: &Dirs, what: &str, hash: Option<&str>) -> Result<String> {
     let asked = os_steps::state::State::load(&dirs.steps)?.ask;
     let Some(ask) = asked else {
         return Err(AgentError::new(
@@ -250,8 +253,19 @@ pub fn answer(dirs: &Dirs, what: &str) -> Result<()> {
             ),
         ));
     };
-    os_steps::sys::atomic::replace(&dirs.approvals().join(what), ask.content_hash.as_bytes())?;
-    Ok(())
+    if let Some(h) = hash
+        && !os_steps::store::names(h, &ask.content_hash)?
+    {
+        return Err(AgentError::new(
+            Code::NothingToDo,
+            format!(
+                "content {h} waits for nothing; what waits is {}",
+                ask.content_hash
+            ),
+        ));
+    }
+    os_steps::run::approve(dirs, what, &ask.content_hash)?;
+    Ok(ask.content_hash)
 }
 
 #[cfg(test)]

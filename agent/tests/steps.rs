@@ -166,7 +166,30 @@ fn the_command_line_plans_runs_reports_and_exits_as_documented() {
     assert!(s["message"].as_str().unwrap().contains("why"), "{s}");
     let logs = w.run(&["logs", "000_a.sh"]);
     assert!(logs.stdout.contains("why"), "{}", logs.stdout);
-    assert_eq!(w.run(&["run", "/nonexistent"]).exit, 1);
+    for args in [
+        &["run", "/nonexistent"][..],
+        &["plan", "/nonexistent"],
+        &["explain", "/nonexistent", "/nonexistent"],
+        &["render", "--standard", "--context", "/nonexistent", "--out", "x"],
+        &[
+            "render",
+            "/nonexistent",
+            "--context",
+            "/nonexistent",
+            "--out",
+            "x",
+        ],
+        &["render", "/nonexistent", "--lint"],
+    ] {
+        let r = w.run(args);
+        assert_eq!(
+            (r.exit, r.json()["code"].as_str()),
+            (2, Some("InvalidArgument")),
+            "{args:?}"
+        );
+        let said = "/nonexistent: no such file or directory: expected a ";
+        assert!(r.stderr.contains(said), "{args:?}: {}", r.stderr);
+    }
     assert_eq!(w.run(&["run", "https://x.invalid/b.tar"]).exit, 2);
     w.run(&["flag", "set", "reboot"]);
     assert_eq!(w.run(&["flag", "list"]).json()["flags"][0], "reboot");
@@ -183,7 +206,32 @@ fn requests_are_answered_on_the_command_line() {
         (5, Some("waiting-approval"))
     );
     assert_eq!(w.run(&["status"]).json()["ask"]["wanted"], "update");
-    assert_eq!(w.run(&["approve", "update"]).exit, 0);
+    // By the digits that our own output shows, and only for what waits.
+    let hash = w.run(&["plan", b.as_str()]).json()["content_hash"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert_eq!(w.run(&["approve", "update", &hash[..11]]).exit, 2);
+    assert_eq!(w.run(&["approve", "update", "000000000000"]).exit, 3);
+    assert!(!w.path("state/approvals/update").exists());
+    let r = w.run(&["approve", "update", &hash[..12]]);
+    assert_eq!(
+        (r.exit, r.json()["content_hash"].as_str()),
+        (0, Some(hash.as_str())),
+        "{}",
+        r.stderr
+    );
+    assert_eq!(
+        w.run(&["plan", &hash[..12]]).json()["content_hash"].as_str(),
+        Some(hash.as_str())
+    );
+    let r = w.run(&["explain", &hash[..12], b.as_str()]);
+    assert!(
+        r.stdout.contains("the content is the same"),
+        "{}{}",
+        r.stdout,
+        r.stderr
+    );
     // The answer is good for what was asked about.
     let other = w.bundle("other", &one("echo other >>$T/log\n"));
     assert_eq!(w.run(&["run", other.as_str()]).exit, 5);
@@ -191,6 +239,178 @@ fn requests_are_answered_on_the_command_line() {
     assert_eq!(w.read("log"), "x\n");
     let r = w.run(&["approve", "update"]);
     assert_eq!(r.exit, 3, "nothing waits");
+}
+
+#[test]
+fn logs_are_one_document_and_a_wrong_name_is_refused_with_the_nearest() {
+    let w = World::new("");
+    assert_eq!(w.run(&["logs"]).exit, 3, "nothing ran");
+    let b = w.bundle(
+        "b",
+        &[
+            ("000_first.sh", "echo one; echo two >&2\n".to_owned()),
+            ("010_silent.sh", "# agent: retries=1\nfalse\n".to_owned()),
+            ("020_never.sh", ":\n".to_owned()),
+        ],
+    );
+    assert_eq!(w.run(&["run", b.as_str()]).exit, 1);
+    let doc = w.run(&["logs"]).json();
+    let journal = doc["journal"].as_array().unwrap();
+    assert_eq!(journal.len(), 4);
+    assert_eq!(
+        (&journal[0]["step"], &journal[0]["what"]),
+        (&"000_first.sh".into(), &"begin".into())
+    );
+    assert!(journal[0]["at_unix"].as_i64().unwrap() > 1_700_000_000);
+    let doc = w.run(&["logs", "000_first.sh"]).json();
+    let out = doc["output"].as_array().unwrap();
+    let streams: Vec<&str> = out.iter().map(|o| o["stream"].as_str().unwrap()).collect();
+    assert_eq!(streams, ["err", "out"]);
+    assert!(out[1]["text"].as_str().unwrap().contains("one") && out[1]["attempt"] == 1);
+    assert_eq!(w.run(&["logs", "000"]).json()["steps"][0], "000_first.sh");
+    assert_eq!(
+        w.run(&["logs", "010_silent.sh"]).json()["output"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
+    let r = w.run(&["logs", "020_never.sh"]);
+    assert!(
+        r.exit == 3 && r.stderr.contains("did not come to it"),
+        "{}{}",
+        r.exit,
+        r.stderr
+    );
+    for (args, near) in [
+        (&["logs", "000_frist.sh"][..], "nearest: 000_first.sh"),
+        (&["logs", "silent"], "nearest: 010_silent.sh"),
+        (&["logs", "--run", "../../x"], "no such run"),
+    ] {
+        let r = w.run(args);
+        assert_eq!(
+            (r.exit, r.json()["code"].as_str()),
+            (2, Some("InvalidArgument")),
+            "{args:?}"
+        );
+        assert!(r.stderr.contains(near), "{args:?}: {}", r.stderr);
+    }
+}
+
+/// What a person reads.
+fn plain(w: &World, args: &[&str]) -> (i32, String) {
+    let mut c = w.command(args);
+    let without: Vec<_> = c.get_args().skip(1).map(std::ffi::OsStr::to_owned).collect();
+    let program = c.get_program().to_owned();
+    c = Command::new(program);
+    let o = c.args(without).env("OS_AGENT_LOG", "error").output().unwrap();
+    (
+        o.status.code().unwrap_or(-1),
+        String::from_utf8_lossy(&o.stdout).into_owned(),
+    )
+}
+
+/// kill -9: status tells of that run, where and since when, and not of an older failure.
+#[test]
+fn a_killed_run_is_told_and_not_an_older_failure() {
+    let w = World::new("");
+    let bad = w.bundle("bad", &one("# agent: retries=1\necho older >&2; false\n"));
+    assert_eq!(w.run(&["run", bad.as_str()]).exit, 1);
+    let b = w.bundle(
+        "b",
+        &[
+            ("000_a.sh", ":\n".to_owned()),
+            (
+                "010_b.sh",
+                ": >$T/started; until [ -e $T/go ]; do sleep 0.05; done\n".to_owned(),
+            ),
+        ],
+    );
+    for deaths in 1..=2 {
+        let _ = std::fs::remove_file(w.path("started"));
+        let mut c = w.spawn(&["run", b.as_str()]);
+        wait(|| w.path("started").exists());
+        assert_eq!(w.run(&["status"]).json()["state"], "running");
+        c.kill().unwrap();
+        c.wait().unwrap();
+        let s = w.run(&["status"]).json();
+        assert_eq!(s["state"], "interrupted", "{s}");
+        assert_eq!(s["outcome"]["outcome"], "interrupted");
+        assert_eq!(
+            (
+                &s["outcome"]["steps"][0]["step"],
+                &s["outcome"]["steps"][0]["runner_died"]
+            ),
+            (&"010_b.sh".into(), &deaths.into())
+        );
+        assert_eq!(
+            (&s["step"], &s["previous"]["outcome"]),
+            (&"010_b.sh".into(), &"failed".into())
+        );
+        let since = s["since_unix"].as_i64().unwrap();
+        assert!(since >= s["run"]["started_unix"].as_i64().unwrap());
+        let (_, text) = plain(&w, &["status"]);
+        let line = text.lines().find(|l| l.starts_with("last run: ")).unwrap();
+        assert!(
+            line.starts_with("last run: interrupted in step 010_b.sh (attempt "),
+            "{text}"
+        );
+        assert!(line.contains(", since 20") && !line.contains("older"), "{text}");
+        assert_eq!(
+            line.contains("the runner died 2 times by now"),
+            deaths == 2,
+            "{text}"
+        );
+        assert!(text.contains("before it, "), "{text}");
+        let p = w.run(&["plan", b.as_str()]).json();
+        assert_eq!(p["steps"][0]["action"], "skip");
+        assert!(
+            p["steps"][1]["reason"]
+                .as_str()
+                .unwrap()
+                .starts_with("resumes here; the runner died "),
+            "{p}"
+        );
+    }
+    w.put("go", "");
+    assert_eq!(w.run(&["run", b.as_str()]).exit, 0);
+    let s = w.run(&["status"]).json();
+    assert_eq!(
+        (&s["state"], &s["outcome"]["outcome"]),
+        (&"idle".into(), &"converged".into())
+    );
+}
+
+/// A reboot that the service manager refuses is told in text, with what to do, and is no success.
+#[test]
+fn a_refused_reboot_is_told_and_exits_as_waiting() {
+    let w = World::new("disruption = \"auto\"");
+    w.put(
+        "systemctl",
+        "#!/bin/bash\necho 'an inhibitor holds it' >&2; exit 1\n",
+    );
+    let b = w.bundle("b", &one("bb-flag-set reboot\n"));
+    for _ in 0..2 {
+        let (exit, text) = plain(&w, &["run", b.as_str()]);
+        assert_eq!(exit, 5, "{text}");
+        for part in [
+            "reboot pending",
+            "refused",
+            "an inhibitor holds it",
+            "systemctl list-jobs",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    let (_, text) = plain(&w, &["status"]);
+    assert!(
+        text.contains("reboot refused: asked for 2 times, last answer: systemctl reboot: an inhibitor"),
+        "{text}"
+    );
+    w.put("systemctl", "#!/bin/bash\n");
+    let (exit, text) = plain(&w, &["run", b.as_str()]);
+    assert!(exit == 0 && !text.contains("refused"), "{exit} {text}");
+    assert!(!plain(&w, &["status"]).1.contains("refused"));
 }
 
 #[test]
@@ -372,6 +592,19 @@ fn a_step_that_kills_its_parent_is_named_in_the_end() {
     let r = last.expect("it never ended");
     assert_eq!(r.exit, 1, "{}{}", r.stdout, r.stderr);
     assert_eq!(r.json()["detail"]["kind"], "killed");
+    let named = "step 000_a.sh ended the runner 20 times";
+    assert!(
+        r.json()["detail"]["message"].as_str().unwrap().starts_with(named),
+        "{}",
+        r.stdout
+    );
+    let (_, text) = plain(&w, &["status"]);
+    assert!(text.contains(named), "{text}");
+    let p = w.run(&["plan", b.as_str()]).json();
+    assert_eq!(
+        p["steps"][0]["reason"],
+        "resumes here; the runner died 20 times in it"
+    );
     assert_eq!(w.read("tries").lines().count(), 20);
     let good = w.bundle("good", &one(":\n"));
     assert_eq!(w.run(&["run", good.as_str()]).exit, 0);
@@ -411,6 +644,40 @@ fn templates_are_rendered_into_a_bundle_and_explained() {
     assert!(
         text.contains("~ 000_a.sh") && text.contains("input .name: changed"),
         "{text}"
+    );
+    // What is missing in the context is named, whether the step is bash all the same or not.
+    for (text, exit) in [("a={{ .nosuch.key }}\n", 4), ("a='{{ .nosuch.key }}'\n", 0)] {
+        w.put("tpl/005_b.sh.tpl", text);
+        let out = w.path(&format!("warned-{exit}"));
+        let r = w.run(&[
+            "render",
+            tpl.as_str(),
+            "--context",
+            c1.as_str(),
+            "--out",
+            out.as_str(),
+        ]);
+        let said =
+            "005_b.sh.tpl:1: .nosuch.key is missing in the context, or null, and became \"<no value>\"";
+        assert_eq!(r.exit, exit, "{}", r.stderr);
+        assert!(r.stderr.contains(said), "{}", r.stderr);
+        assert_eq!(r.json()["warnings"][0].as_str(), (exit == 0).then_some(said));
+    }
+    std::fs::remove_file(w.path("tpl/005_b.sh.tpl")).unwrap();
+    w.put("broken.yaml", "name: one\nlist: [a\nb: 1\n");
+    let broken = w.path("broken.yaml");
+    let r = w.run(&[
+        "render",
+        tpl.as_str(),
+        "--context",
+        broken.as_str(),
+        "--out",
+        w.path("b4").as_str(),
+    ]);
+    assert!(
+        r.exit == 2 && r.stderr.contains(&format!("{broken}:3:2: not YAML: expected ")),
+        "{}",
+        r.stderr
     );
     // One bad template: nothing is written, unless the step is kept from an older bundle.
     w.put("tpl/010_user.sh.tpl", "echo {{ nosuch }}\n");

@@ -1,6 +1,7 @@
 //! `os-agent steps …`: works in this process, on the runner's own directories; the runner's lock keeps two runs apart.
 
 mod args;
+mod logs;
 mod render;
 
 pub(crate) use args::StepsArgs;
@@ -77,23 +78,26 @@ async fn command(a: StepsArgs, place: &super::Where, handle: tokio::runtime::Han
             let reply = show::status_reply(&dirs, &state);
             super::print(
                 json,
-                &show::status_json(&reply, &state),
+                &show::status_json(&reply, &state, show::cut(&dirs, &state).as_ref()),
                 &show::status_text(&reply, &state),
             );
             Ok(exit::DONE)
         }
-        StepsCommand::Approve { what } => {
+        StepsCommand::Approve { what, content } => {
             let dirs = os_steps::dirs::Dirs::new(&at.steps, at.root.as_deref());
             let name = match what {
                 Answer::Update => "update",
                 Answer::Disruption => "disruption",
                 Answer::Drained => "drained",
             };
-            steps::answer(&dirs, name)?;
+            let hash = steps::approve(&dirs, name, content.as_deref())?;
             super::print(
                 json,
-                &serde_json::json!({"approved": name}),
-                &format!("{name} is approved; the next look at the bundle goes on\n"),
+                &serde_json::json!({"approved": name, "content_hash": hash}),
+                &format!(
+                    "{name} is approved for content {}; the next look at the bundle goes on\n",
+                    os_steps::plan::short(&hash)
+                ),
             );
             Ok(exit::DONE)
         }
@@ -102,7 +106,7 @@ async fn command(a: StepsArgs, place: &super::Where, handle: tokio::runtime::Han
             let dirs = os_steps::dirs::Dirs::new(&at.steps, at.root.as_deref());
             blocking(move || render::explain(&dirs, &old, &new, contexts.as_deref(), json)).await
         }
-        StepsCommand::Logs { run, step } => logs(&at, run, step.as_deref()),
+        StepsCommand::Logs { run, step } => logs::logs(&at.steps, run.as_deref(), step.as_deref(), json),
         StepsCommand::Flag { action } => flag(&at, action, json),
     }
 }
@@ -142,16 +146,13 @@ fn end_on_signal(stop: Stop) {
 
 fn once(service: &Service, r: &args::RunArgs, json: bool) -> Result<u8> {
     let source = Source::parse(r.bundle.as_deref().unwrap_or_default(), &service.runner.settings)?;
-    for (yes, what) in [(r.approve, "update"), (r.approve_disruption, "disruption")] {
-        if yes {
-            steps::approve(&service.runner.dirs, what)?;
-        }
-    }
     let options = Options {
         tick: false,
         from_start: r.from_start || r.inside,
         max_attempts: if r.inside { Some(1) } else { r.max_attempts },
         check: r.inside,
+        approve: r.approve,
+        approve_disruption: r.approve_disruption,
     };
     let ended = if r.inside {
         // Loaded before the real system disappears behind the overlays.
@@ -224,39 +225,6 @@ async fn serve_unit(place: &super::Where, at: &Place, handle: tokio::runtime::Ha
     };
     notify::ready();
     serve::serve(service, events, socket, access, end).await
-}
-
-fn logs(at: &Place, run: Option<String>, step: Option<&str>) -> Result<u8> {
-    let runs = at.steps.join("runs");
-    let run = match run {
-        Some(r) => r,
-        None => State::load(&at.steps)?
-            .run
-            .map(|r| r.run_id)
-            .ok_or_else(|| AgentError::new(Code::NothingToDo, "no run was recorded yet"))?,
-    };
-    let dir = runs.join(&run);
-    let mut files: Vec<_> = dir
-        .read_dir_utf8()
-        .map_err(|e| {
-            AgentError::new(
-                Code::NothingToDo,
-                format!("run {run}: {e}; known runs are in {runs}"),
-            )
-        })?
-        .flatten()
-        .map(|e| e.file_name().to_owned())
-        .filter(|n| step.map_or(n == "run.jsonl", |s| n.starts_with(s)))
-        .collect();
-    files.sort();
-    for f in files {
-        let text = std::fs::read(dir.join(&f)).unwrap_or_default();
-        if step.is_some() {
-            super::out(&format!("--- {f}\n"));
-        }
-        super::out(&String::from_utf8_lossy(&text));
-    }
-    Ok(exit::DONE)
 }
 
 fn flag(at: &Place, action: FlagAction, json: bool) -> Result<u8> {

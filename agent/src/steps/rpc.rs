@@ -110,13 +110,13 @@ impl steps_server::Steps for StepsService {
                 return;
             }
             let work = me.call(move |s| {
-                for (yes, what) in [(q.approve, "update"), (q.approve_disruption, "disruption")] {
-                    if yes {
-                        super::approve(&s.runner.dirs, what)?;
-                    }
-                }
                 let source = Source::parse(&q.bundle, &s.runner.settings)?;
-                Ok(s.look(&source, &Options::default())?)
+                let options = Options {
+                    approve: q.approve,
+                    approve_disruption: q.approve_disruption,
+                    ..Options::default()
+                };
+                Ok(s.look(&source, &options)?)
             });
             let mut work = std::pin::pin!(work);
             let result = loop {

@@ -108,11 +108,12 @@ impl Files {
         self.steps.values().map(|d| d.len() as u64).sum()
     }
 
-    /// Reads a NodeGroupBundle of `bashible.deckhouse.io/v1alpha1`: `data` maps file names to texts.
+    /// Reads a NodeGroupBundle of `bashible.deckhouse.io/v1alpha1`: `data` maps file names to texts. `file` is where the text is
+    /// from, for messages.
     ///
     /// # Errors
     /// Not such an object, or what [`Files::add`] finds.
-    pub fn from_node_group_bundle(text: &[u8]) -> Result<(Files, Manifest)> {
+    pub fn from_node_group_bundle(file: &str, text: &[u8]) -> Result<(Files, Manifest)> {
         #[derive(serde::Deserialize)]
         struct Meta {
             #[serde(default)]
@@ -128,8 +129,12 @@ impl Files {
             metadata: Meta,
             data: BTreeMap<String, String>,
         }
-        let o: Object = serde_json::from_slice(text)
-            .map_err(|e| StepsError::bundle(format!("not a NodeGroupBundle object: {e}")))?;
+        let o: Object = serde_json::from_slice(text).map_err(|e| {
+            StepsError::bundle(format!(
+                "not a NodeGroupBundle: {}",
+                os_proto::json::fault(file, &e)
+            ))
+        })?;
         if o.api_version != "bashible.deckhouse.io/v1alpha1" || o.kind != "NodeGroupBundle" {
             return Err(StepsError::bundle(format!(
                 "{} {}: expected bashible.deckhouse.io/v1alpha1 NodeGroupBundle",
@@ -307,23 +312,23 @@ pub fn order(m: &Manifest) -> Vec<usize> {
 /// Reads a bundle from a directory, an archive or a NodeGroupBundle file, and checks it.
 ///
 /// # Errors
-/// `BundleInvalid`, `Internal` when it cannot be read.
+/// `BundleInvalid`; `InvalidArgument` when it is not there or may not be read.
 pub fn load(path: &Utf8Path) -> Result<Bundle> {
     if path.is_dir() {
         from_dir(path)?.check(None)
     } else {
         let data = read::bounded(path)?;
-        from_bytes(&data)
+        from_bytes(path.as_str(), &data)
     }
 }
 
-/// The same for bytes that were fetched: JSON, or tar in any of its compressions.
+/// The same for bytes that were fetched from `file`: JSON, or tar in any of its compressions.
 ///
 /// # Errors
 /// `BundleInvalid`.
-pub fn from_bytes(data: &[u8]) -> Result<Bundle> {
+pub fn from_bytes(file: &str, data: &[u8]) -> Result<Bundle> {
     if data.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{') {
-        let (files, head) = Files::from_node_group_bundle(data)?;
+        let (files, head) = Files::from_node_group_bundle(file, data)?;
         return files.check(Some(head));
     }
     from_tar(data)?.check(None)

@@ -26,6 +26,22 @@ impl StepsError {
         StepsError::new(Code::BundleInvalid, message)
     }
 
+    /// A file or directory that a person named cannot be read: theirs to mend where it is absent or closed to us. `expected`
+    /// says what should be there.
+    pub fn named(path: impl fmt::Display, expected: &str, e: &std::io::Error) -> StepsError {
+        use std::io::ErrorKind as K;
+        match e.kind() {
+            K::NotFound | K::NotADirectory => StepsError::new(
+                Code::InvalidArgument,
+                format!("{path}: no such file or directory: expected {expected}"),
+            ),
+            K::PermissionDenied | K::IsADirectory | K::InvalidFilename => {
+                StepsError::new(Code::InvalidArgument, format!("{path}: {e}: expected {expected}"))
+            }
+            _ => StepsError::io(path, e),
+        }
+    }
+
     /// Something of the operating system failed at `thing`.
     pub fn io(thing: impl fmt::Display, e: &std::io::Error) -> StepsError {
         StepsError::new(Code::Internal, format!("{thing}: {e}"))

@@ -40,6 +40,8 @@ pub trait Cluster: Send + Sync {
     /// # Errors
     /// As [`Cluster::node`].
     fn bundle(&self, group: &str) -> Result<Option<Vec<u8>>>;
+    /// The last answer was lost: the next one comes whole.
+    fn forget(&self) {}
 }
 
 /// Where the API is and who we are.
@@ -276,6 +278,12 @@ impl Cluster for KubeApi {
             *l = (a.tag, now);
         }
         Ok((!same).then_some(a.body))
+    }
+
+    fn forget(&self) {
+        if let Ok(mut l) = self.last.lock() {
+            *l = Default::default();
+        }
     }
 }
 

@@ -128,12 +128,16 @@ pub fn decide(f: &Facts<'_>) -> Decision {
                 ),
             },
         ),
-        Some(_) if f.from_start => (Kind::Verify, "asked for".to_owned()),
         Some(a) if a.boot_id != f.boot_id => (Kind::Boot, "first run of this boot".to_owned()),
+        Some(_) if f.from_start => (Kind::Verify, "asked for".to_owned()),
         Some(a) if a.epoch != f.epoch => (
             Kind::Verify,
             format!("epoch {}: the same content is verified", f.epoch),
         ),
+        // One that was asked for from the start counts until it is done, however often it fails or is cut.
+        Some(_) if run.is_some_and(|r| !r.over && r.kind == Kind::Verify && r.boot_id == f.boot_id) => {
+            (Kind::Verify, "the run from the start is not done yet".to_owned())
+        }
         Some(_) => {
             return reboot.map_or_else(
                 || Decision::InSync(format!("{} is applied", short(hash))),
@@ -155,10 +159,16 @@ pub fn decide(f: &Facts<'_>) -> Decision {
         .filter_map(|i| f.manifest.steps.get(i).map(|s| (i, s)))
         .map(|(index, s)| {
             let p = f.progress.get(&s.name).filter(|p| resume && p.sha256 == s.sha256);
+            let deaths = p.map_or(0, Progress::deaths);
             let (run, reason) = if p.is_some_and(|p| p.done) {
                 (false, "done in this run".to_owned())
             } else if s.attributes.may_disrupt && kind == Kind::Verify {
                 (false, "may disrupt, and its content did not change".to_owned())
+            } else if deaths > 0 {
+                (
+                    true,
+                    format!("resumes here; the runner died {} in it", times(deaths)),
+                )
             } else if p.is_some_and(|p| p.begun > 0) {
                 (true, "resumes here".to_owned())
             } else {
@@ -198,6 +208,15 @@ pub fn units(m: &Manifest, plan: &[Planned]) -> Vec<Vec<usize>> {
         last = k;
     }
     out
+}
+
+/// A count as people read it.
+pub fn times(n: u32) -> String {
+    if n == 1 {
+        "once".to_owned()
+    } else {
+        format!("{n} times")
+    }
 }
 
 /// A hash as people read it.

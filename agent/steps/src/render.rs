@@ -59,11 +59,30 @@ pub trait Engine: Send + Sync {
         name: &str,
         text: &str,
         context: &serde_json::Value,
-    ) -> std::result::Result<String, RenderError>;
+    ) -> std::result::Result<Text, RenderError>;
+}
+
+/// What a template became.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Text {
+    /// The step.
+    pub text: String,
+    /// What is as Go's text/template does it, and hardly what was meant: a value that is not there and became `<no value>`.
+    pub warnings: Vec<RenderError>,
 }
 
 /// Every step of a group: its text, or why there is none.
-pub type Rendered = BTreeMap<String, std::result::Result<String, RenderError>>;
+pub type Rendered = BTreeMap<String, std::result::Result<Text, RenderError>>;
+
+/// What failed, and what was rendered and is hardly what was meant: one line each.
+pub fn faults(rendered: &Rendered) -> (Vec<String>, Vec<String>) {
+    let errors = rendered.values().filter_map(|t| t.as_ref().err());
+    let warnings = rendered.values().flatten().flat_map(|t| &t.warnings);
+    (
+        errors.map(ToString::to_string).collect(),
+        warnings.map(ToString::to_string).collect(),
+    )
+}
 
 /// A template's file and the name of the step that it becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +102,10 @@ pub struct Template {
 pub fn templates(dir: &Utf8Path) -> Result<Vec<Template>> {
     let fail = |what: String| StepsError::new(Code::InvalidArgument, what);
     let mut out: BTreeMap<String, Template> = BTreeMap::new();
-    for e in dir.read_dir_utf8().map_err(|e| fail(format!("{dir}: {e}")))? {
+    let list = dir
+        .read_dir_utf8()
+        .map_err(|e| StepsError::named(dir, "a directory with NAME.sh.tpl and NAME.sh", &e))?;
+    for e in list {
         let e = e.map_err(|e| fail(format!("{dir}: {e}")))?;
         let file = e.file_name();
         let step = file.strip_suffix(".tpl").unwrap_or(file);
@@ -118,18 +140,21 @@ pub fn render(engine: &dyn Engine, all: &[Template], context: &serde_json::Value
     all.iter()
         .map(|t| {
             let text = if t.file.ends_with(".tpl") {
-                engine.render(&t.file, &t.text, context).and_then(|text| {
-                    if text.len() as u64 > MAX_TEXT {
+                engine.render(&t.file, &t.text, context).and_then(|out| {
+                    if out.text.len() as u64 > MAX_TEXT {
                         return Err(RenderError {
                             file: t.file.clone(),
                             line: 0,
-                            message: format!("becomes {} bytes: expected at most {MAX_TEXT}", text.len()),
+                            message: format!("becomes {} bytes: expected at most {MAX_TEXT}", out.text.len()),
                         });
                     }
-                    Ok(text)
+                    Ok(out)
                 })
             } else {
-                Ok(t.text.clone())
+                Ok(Text {
+                    text: t.text.clone(),
+                    warnings: Vec::new(),
+                })
             };
             (t.step.clone(), text)
         })
@@ -143,7 +168,7 @@ pub fn render(engine: &dyn Engine, all: &[Template], context: &serde_json::Value
 pub fn to_bundle(rendered: &Rendered, inputs_hash: String, node_group: &str) -> Result<Bundle> {
     let mut files = Files::default();
     for (name, text) in rendered.iter().filter_map(|(n, t)| Some((n, t.as_ref().ok()?))) {
-        files.add(&format!("steps/{name}"), text.clone().into_bytes())?;
+        files.add(&format!("steps/{name}"), text.text.clone().into_bytes())?;
     }
     let size = serde_json::to_vec(&files_as_map(&files)).map_or(0, |v| v.len());
     if size > MAX_GROUP_BYTES {

@@ -20,7 +20,7 @@ use crate::state::{Failure, Outcome, Run, State};
 use crate::store;
 use crate::sys::clock::{self, Stop};
 use crate::sys::lock::RunLock;
-use crate::sys::{cgroup, child, tree};
+use crate::sys::{atomic, cgroup, child, tree};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,6 +96,10 @@ pub struct Options {
     pub max_attempts: Option<u32>,
     /// Writers only report; only inside a dry run's namespaces.
     pub check: bool,
+    /// The content of this run is approved.
+    pub approve: bool,
+    /// So is what it disrupts.
+    pub approve_disruption: bool,
 }
 
 /// Everything that a run needs.
@@ -195,19 +199,29 @@ impl Runner {
         self.dirs.make_all()?;
         let _lock = RunLock::take(&self.dirs.steps)?;
         let mut state = State::load(&self.dirs.steps)?;
-        if let Err(e) = store::install(&self.dirs, bundle) {
-            self.refused(&mut state, &e);
-            return Err(e);
-        }
-        // Verified again from the disk: what runs is what was hashed.
-        let bundle = &store::load(&self.dirs, &bundle.manifest.content_hash).map(|mut b| {
-            b.manifest
-                .external_checksum
-                .clone_from(&bundle.manifest.external_checksum);
-            b.manifest.epoch.clone_from(&bundle.manifest.epoch);
-            b
-        })?;
+        // Verified from the disk: what runs is what was hashed.
+        let mut stored = match store::take(&self.dirs, bundle) {
+            Ok(b) => b,
+            Err(e) => {
+                self.refused(&mut state, &e);
+                return Err(e);
+            }
+        };
+        stored
+            .manifest
+            .external_checksum
+            .clone_from(&bundle.manifest.external_checksum);
+        stored.manifest.epoch.clone_from(&bundle.manifest.epoch);
+        let bundle = &stored;
         let hash = bundle.manifest.content_hash.clone();
+        for (yes, what) in [
+            (options.approve, "update"),
+            (options.approve_disruption, "disruption"),
+        ] {
+            if yes {
+                approve(&self.dirs, what, &hash)?;
+            }
+        }
         self.after_boot(&mut state)?;
         let progress = self.progress(&state);
         let nothing = |outcome| Ended {
@@ -232,7 +246,15 @@ impl Runner {
                 tracing::debug!("next try in {left} s: {why}");
                 Ok(nothing(state.outcome.clone().unwrap_or(Outcome::InSync)))
             }
-            Decision::Reboot(_) => self.reboot(&mut state).map(nothing),
+            Decision::Reboot(_) => {
+                let outcome = self.reboot(&mut state)?;
+                if state.outcome.as_ref() != Some(&outcome) {
+                    state.outcome = Some(outcome.clone());
+                    state.outcome_unix = clock::unix();
+                    state.save(&self.dirs.steps)?;
+                }
+                Ok(nothing(outcome))
+            }
             Decision::Run(p) => self.execute(&mut state, bundle, &p, progress, options),
         }
     }
@@ -275,6 +297,24 @@ impl Runner {
             tracing::warn!("{left} processes of a runner that was killed were ended");
         }
         let run = self.begin(state, bundle, p)?;
+        let out = self.carry_out(state, bundle, p, before, options, run);
+        if out.is_err() && close(state) {
+            // It ended, though not as it should: nobody killed it.
+            let _ = state.save(&self.dirs.steps);
+        }
+        out
+    }
+
+    fn carry_out(
+        &self,
+        state: &mut State,
+        bundle: &Bundle,
+        p: &Plan,
+        before: BTreeMap<String, Progress>,
+        options: &Options,
+        run: Run,
+    ) -> Result<Ended> {
+        let mark = env::mark(&self.dirs);
         let run_dir = self.dirs.runs().join(&run.run_id);
         let (journal, mut mine) = Journal::open(&run_dir)?;
         if p.resume && mine.is_empty() {
@@ -289,6 +329,7 @@ impl Runner {
                         changed: done.changed,
                         took_ms: done.took_ms,
                         how: "earlier run".to_owned(),
+                        at_unix: clock::unix(),
                     })?;
                 }
             }
@@ -319,7 +360,7 @@ impl Runner {
     fn begin(&self, state: &mut State, bundle: &Bundle, p: &Plan) -> Result<Run> {
         let m = &bundle.manifest;
         let run = match state.run.clone().filter(|r| p.resume && !r.failed) {
-            Some(r) => r,
+            Some(r) => Run { open: true, ..r },
             None => Run {
                 run_id: format!("{}-{:06x}", clock::unix(), clock::random(1 << 24)),
                 content_hash: m.content_hash.clone(),
@@ -330,6 +371,7 @@ impl Runner {
                 started_unix: clock::unix(),
                 over: false,
                 failed: false,
+                open: true,
             },
         };
         if state.run.as_ref() != Some(&run) {
@@ -372,6 +414,23 @@ impl Runner {
     fn by_cluster(&self) -> bool {
         self.settings.approval == Approval::Deckhouse || self.settings.disruption == Disruption::Deckhouse
     }
+}
+
+/// Writes an answer for the content `hash` and for no other; `what` is `update`, `disruption` or `drained`.
+///
+/// # Errors
+/// `StateWriteFailed`.
+pub fn approve(dirs: &Dirs, what: &str, hash: &str) -> Result<()> {
+    dirs.make_own()?;
+    atomic::replace(&dirs.approvals().join(what), hash.as_bytes())
+}
+
+/// The run is no longer at work; whether it was.
+fn close(state: &mut State) -> bool {
+    state
+        .run
+        .as_mut()
+        .is_some_and(|r| std::mem::replace(&mut r.open, false))
 }
 
 #[cfg(test)]

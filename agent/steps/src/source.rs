@@ -40,7 +40,7 @@ pub enum Source {
     },
     /// The bashible API, for this group of nodes.
     Cluster(String),
-    /// A stored bundle by its content hash.
+    /// A stored bundle by its content hash or the beginning of it.
     Stored(String),
 }
 
@@ -70,7 +70,8 @@ impl Source {
                 sha256: sha256.to_string(),
             });
         }
-        if text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        // A whole hash is one; what only begins like one may also be a file.
+        if store::is_hash(text) && (text.len() == 64 || !Utf8Path::new(text).exists()) {
             return Ok(Source::Stored(text.to_lowercase()));
         }
         Ok(Source::Path(text.into()))
@@ -98,9 +99,20 @@ impl Loader {
     /// # Errors
     /// `BundleInvalid`, `FetchFailed`, `SignatureMissing` and the like.
     pub fn load(&self, source: &Source) -> Result<Option<Bundle>> {
+        match source {
+            Source::Applied => self.last_good(),
+            Source::Stored(text) => self.stored(&store::resolve(&self.dirs, text)?).map(Some),
+            Source::Path(_) | Source::Url { .. } | Source::Cluster(_) => match self.import(source)? {
+                Some(b) => Ok(Some(b)),
+                None => self.last_good(),
+            },
+        }
+    }
+
+    /// From outside; `None` = the cluster says that its last answer still holds, or the source is the store itself.
+    fn import(&self, source: &Source) -> Result<Option<Bundle>> {
         let b = match source {
-            Source::Applied => return self.last_good(),
-            Source::Stored(hash) => return store::load(&self.dirs, hash).map(Some),
+            Source::Applied | Source::Stored(_) => return Ok(None),
             Source::Path(p) => bundle::load(p)?,
             Source::Url { url, sha256 } => self.archive(url, sha256)?,
             Source::Cluster(group) => {
@@ -111,13 +123,35 @@ impl Loader {
                     )
                 })?;
                 match c.bundle(group)? {
-                    Some(text) => bundle::from_bytes(&text)?,
-                    None => return self.last_good(),
+                    Some(text) => bundle::from_bytes(&format!("nodegroupbundles/{group}"), &text)?,
+                    None => return Ok(None),
                 }
             }
         };
         self.trust(&b, source)?;
         Ok(Some(b))
+    }
+
+    /// A stored bundle; one that was damaged is taken from the configured source where that still gives the same content.
+    fn stored(&self, hash: &str) -> Result<Bundle> {
+        let damaged = match store::load(&self.dirs, hash) {
+            Ok(b) => return Ok(b),
+            Err(e) => e,
+        };
+        if let Some(c) = &self.cluster {
+            c.forget();
+        }
+        match Source::parse("", &self.settings).and_then(|s| self.import(&s)) {
+            Ok(Some(b)) if b.manifest.content_hash == hash => Ok(b),
+            Ok(_) => Err(damaged),
+            Err(e) => Err(StepsError::new(
+                damaged.code,
+                format!(
+                    "{}; the configured source does not help: {}",
+                    damaged.message, e.message
+                ),
+            )),
+        }
     }
 
     /// The bundle that was applied or begun last: no network is needed to keep a node as it is.
@@ -130,7 +164,11 @@ impl Loader {
             Some(state.bundle.clone())
         };
         let Some(hash) = hash else { return Ok(None) };
-        let mut b = store::load(&self.dirs, &hash)?;
+        let mut b = self.stored(&hash).map_err(|e| match e.code {
+            // Nobody named it: that it is gone is damage too.
+            Code::InvalidArgument => StepsError::bundle(e.message),
+            _ => e,
+        })?;
         if let Some(run) = state.run.filter(|r| r.content_hash == hash) {
             b.manifest.external_checksum = run.external_checksum;
         }
@@ -157,9 +195,9 @@ impl Loader {
                 format!("{url}: expected SHA-256 {sha256}, found {found}; nothing of it was used"),
             ));
         }
-        let b = bundle::from_bytes(&data)?;
+        let b = bundle::from_bytes("the archive", &data)?;
         // Only a bundle that was checked to the end is remembered.
-        if store::install(&self.dirs, &b).is_ok() {
+        if store::take(&self.dirs, &b).is_ok() {
             remember(&known, &b.manifest.content_hash)?;
         }
         Ok(b)
@@ -228,6 +266,14 @@ mod tests {
         assert_eq!(Source::parse("", &s).unwrap(), Source::Applied);
         assert_eq!(Source::parse("./x", &s).unwrap(), Source::Path("./x".into()));
         let hash = "A".repeat(64);
+        assert_eq!(
+            Source::parse("0123456789AB", &s).unwrap(),
+            Source::Stored("0123456789ab".into())
+        );
+        assert_eq!(
+            Source::parse("0123456789a", &s).unwrap(),
+            Source::Path("0123456789a".into())
+        );
         assert_eq!(Source::parse(&hash, &s).unwrap(), Source::Stored("a".repeat(64)));
         assert_eq!(
             Source::parse("https://x/y", &s).unwrap_err().code,
@@ -259,6 +305,79 @@ mod tests {
             .unwrap();
         assert_eq!(a.manifest.content_hash, b.manifest.content_hash);
         assert_eq!(served.1.load(Ordering::SeqCst), 1);
+    }
+
+    /// What the store lost comes back from where it came from, as long as that gives the same content; else the error.
+    #[test]
+    fn a_damaged_bundle_is_taken_from_its_source_again() {
+        let p = Place::new();
+        let dir = p.root.join("b");
+        std::fs::create_dir_all(dir.join("steps")).unwrap();
+        std::fs::write(dir.join("steps/000_a.sh"), ":\n").unwrap();
+        let b = bundle::load(&dir).unwrap();
+        let hash = b.manifest.content_hash.clone();
+        store::take(&p.dirs, &b).unwrap();
+        State {
+            bundle: hash.clone(),
+            ..State::default()
+        }
+        .save(&p.dirs.steps)
+        .unwrap();
+        let step = store::dir(&p.dirs, &hash).join("steps/000_a.sh");
+        let with = Settings {
+            source: dir.to_string(),
+            ..Settings::default()
+        };
+        for gone in [false, true] {
+            if gone {
+                std::fs::remove_dir_all(store::dir(&p.dirs, &hash)).unwrap();
+            } else {
+                std::fs::write(&step, "false\n").unwrap();
+            }
+            let e = loader(&p, Settings::default(), None)
+                .load(&Source::Applied)
+                .unwrap_err();
+            assert_eq!(e.code, Code::BundleInvalid, "{e}");
+            let l = loader(&p, with.clone(), None);
+            assert_eq!(l.load(&Source::Applied).unwrap().unwrap().steps, b.steps);
+            if !gone {
+                assert_eq!(
+                    l.load(&Source::Stored(hash[..12].to_owned()))
+                        .unwrap()
+                        .unwrap()
+                        .steps,
+                    b.steps
+                );
+            }
+        }
+        // The source has other content by now.
+        std::fs::write(dir.join("steps/000_a.sh"), "true\n").unwrap();
+        assert!(loader(&p, with, None).load(&Source::Applied).is_err());
+        let away = Settings {
+            source: p.root.join("away").into_string(),
+            ..Settings::default()
+        };
+        let e = loader(&p, away, None).load(&Source::Applied).unwrap_err();
+        assert!(e.message.contains("the configured source does not help"), "{e}");
+        assert!(e.message.contains("/away: no such file"), "{e}");
+    }
+
+    /// An archive whose stored bundle was damaged is fetched again, and the store is whole afterwards.
+    #[test]
+    fn a_damaged_archive_is_fetched_again() {
+        let p = Place::new();
+        let data = tar(&[("steps/000_a.sh", b":\n")]);
+        let source = Source::Url {
+            url: "https://x/b.tar".into(),
+            sha256: bundle::sha256(&data),
+        };
+        let served = Arc::new(Served(data, AtomicU32::new(0)));
+        let l = loader(&p, Settings::default(), Some(served.clone()));
+        let hash = l.load(&source).unwrap().unwrap().manifest.content_hash;
+        std::fs::write(store::dir(&p.dirs, &hash).join("steps/000_a.sh"), "false\n").unwrap();
+        l.load(&source).unwrap().unwrap();
+        assert_eq!(served.1.load(Ordering::SeqCst), 2);
+        store::load(&p.dirs, &hash).unwrap();
     }
 
     #[test]

@@ -52,6 +52,9 @@ pub struct Run {
     /// It failed: the next run has its attempts anew, but skips what this one finished.
     #[serde(default)]
     pub failed: bool,
+    /// A runner is at it. Where none is, it was killed, or the machine went down.
+    #[serde(default)]
+    pub open: bool,
 }
 
 /// What the node was brought to.
@@ -164,10 +167,16 @@ pub enum Outcome {
         /// Which.
         step: String,
     },
-    /// A reboot was handed over or is reported.
+    /// A reboot was handed over or is reported; or it was asked for and cannot be yet.
     RebootPending {
         /// Why.
         reason: String,
+        /// What must be answered before it may happen.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waits_for: Option<Wanted>,
+        /// What the service manager said when it refused; empty = it did not.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        refused: String,
     },
     /// Stopped from outside; the next run resumes.
     Stopped,
@@ -262,7 +271,7 @@ impl State {
     /// `StateTooNew` when a newer writer forbids it, `Internal` when it is not one.
     pub fn parse(text: &[u8]) -> Result<State> {
         let s: State = serde_json::from_slice(text)
-            .map_err(|e| StepsError::new(Code::Internal, format!("state.json: {e}")))?;
+            .map_err(|e| StepsError::new(Code::Internal, os_proto::json::fault("state.json", &e)))?;
         if s.min_reader > SCHEMA {
             return Err(StepsError::new(
                 Code::StateTooNew,

@@ -88,10 +88,14 @@ impl Service {
 pub fn verdict(o: &Outcome) -> Option<StepsError> {
     let text = describe(o);
     match o {
-        Outcome::InSync
-        | Outcome::Converged { .. }
-        | Outcome::Drifted { .. }
-        | Outcome::RebootPending { .. } => None,
+        Outcome::InSync | Outcome::Converged { .. } | Outcome::Drifted { .. } => None,
+        // Handed over, or only reported here.
+        Outcome::RebootPending {
+            waits_for: None,
+            refused,
+            ..
+        } if refused.is_empty() => None,
+        Outcome::RebootPending { .. } => Some(StepsError::new(Code::Waiting, text)),
         Outcome::WaitingApproval | Outcome::WaitingDisruption { .. } | Outcome::Stopped => {
             Some(StepsError::new(Code::Waiting, text))
         }

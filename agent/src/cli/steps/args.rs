@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 in sync, converged or reboot handed over; 1 a step failed; 2 usage; 3 refused (a run is going on); \
-4 corrupt bundle; 5 temporary (waits for approval, API unreachable)\n\nExamples:\n  \
+4 corrupt bundle; 5 temporary (waits for approval, a reboot was refused, API unreachable)\n\nExamples:\n  \
 os-agent steps plan ./bundle\n  \
 os-agent steps run ./bundle\n  \
 os-agent steps run --check ./bundle        (in private namespaces; nothing stays)\n  \
@@ -42,21 +42,23 @@ pub(super) enum StepsCommand {
     Run(RunArgs),
     /// Show which steps would run, and why
     Plan {
-        /// Directory, archive, NodeGroupBundle JSON, http(s) URL or stored hash [default: the configured source]
+        /// Directory, archive, NodeGroupBundle JSON, http(s) URL or stored hash (12 digits or more) [default: the configured source]
         bundle: Option<String>,
     },
     /// Show state, outcome, what the node asks for
     Status,
-    /// Answer a request of the node
+    /// Answer a request of the node, for the content that it asked about
     Approve {
         /// What may happen
         what: Answer,
+        /// Only if it asked about this content: its hash, or at least the first 12 digits
+        content: Option<String>,
     },
     /// Render templates over a context into a bundle
     Render(RenderArgs),
     /// Say why the content of two bundles differs
     Explain {
-        /// Directory, archive, NodeGroupBundle JSON or stored hash
+        /// Directory, archive, NodeGroupBundle JSON or stored hash (12 digits or more)
         old: String,
         /// The same
         new: String,
@@ -64,12 +66,12 @@ pub(super) enum StepsCommand {
         #[arg(long, num_args = 2, value_names = ["OLD", "NEW"])]
         contexts: Option<Vec<Utf8PathBuf>>,
     },
-    /// Show the journal of a run, or what a step printed
+    /// Show the journal of a run, or what a step printed (with --json one document)
     Logs {
         /// Run [default: the last one]
         #[arg(long)]
         run: Option<String>,
-        /// Step
+        /// Step, or the beginning of the names of several
         step: Option<String>,
     },
     /// Flags of steps
@@ -135,12 +137,13 @@ pub(super) struct RenderArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
-    /// Directory, archive, NodeGroupBundle JSON, http(s) URL or stored hash [default: the configured source]
+    /// Directory, archive, NodeGroupBundle JSON, http(s) URL or stored hash (12 digits or more) [default: the configured source]
     pub(super) bundle: Option<String>,
     /// Dry run: in private namespaces with every file system behind an overlay, or refused
     #[arg(long)]
     pub(super) check: bool,
-    /// Run every step, also those that were done
+    /// Run every step again, also those that were done; steps that may disrupt only where their content is new. Holds until
+    /// such a run succeeds: after a failure the next run goes on with it
     #[arg(long)]
     pub(super) from_start: bool,
     /// Attempts per step, instead of each step's own number

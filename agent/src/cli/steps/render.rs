@@ -4,9 +4,11 @@ use super::args::RenderArgs;
 use crate::cli::print;
 use camino::{Utf8Path, Utf8PathBuf};
 use os_agent::error::{AgentError, Result};
+use os_agent::steps::with_warnings;
 use os_proto::codes::{Code, exit};
 use os_steps::bundle;
 use os_steps::dirs::Dirs;
+use os_steps::error::StepsError;
 use os_steps::render::{self, Engine, GoTemplates, Rendered, explain as why};
 use os_steps::standard;
 use os_steps::store;
@@ -17,7 +19,8 @@ const LARGEST: u64 = 16 << 20;
 
 fn read(path: &Utf8Path) -> Result<String> {
     let bad = |e: &dyn std::fmt::Display| AgentError::new(Code::InvalidArgument, format!("{path}: {e}"));
-    let file = std::fs::File::open(path).map_err(|e| bad(&e))?;
+    let file =
+        std::fs::File::open(path).map_err(|e| StepsError::named(path, "a context, YAML or JSON", &e))?;
     let mut data = Vec::new();
     file.take(LARGEST + 1)
         .read_to_end(&mut data)
@@ -26,6 +29,10 @@ fn read(path: &Utf8Path) -> Result<String> {
         return Err(bad(&format!("larger than {} MiB", LARGEST >> 20)));
     }
     String::from_utf8(data).map_err(|e| bad(&format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))
+}
+
+fn context(path: &Utf8Path) -> Result<serde_json::Value> {
+    Ok(render::context(path.as_str(), &read(path)?)?)
 }
 
 fn missing(what: &str) -> AgentError {
@@ -52,15 +59,10 @@ pub(super) fn render(r: &RenderArgs, json: bool) -> Result<u8> {
             .collect();
         return lint(&all, &faults, json);
     }
-    let context = render::context(&read(
-        r.context.as_deref().ok_or_else(|| missing("--context FILE"))?,
-    )?)?;
+    let context = context(r.context.as_deref().ok_or_else(|| missing("--context FILE"))?)?;
     let out = r.out.as_deref().ok_or_else(|| missing("--out DIR"))?;
     let mut rendered = render::render(&engine, &all, &context);
-    let faults: Vec<String> = rendered
-        .values()
-        .filter_map(|t| t.as_ref().err().map(ToString::to_string))
-        .collect();
+    let (faults, warnings) = render::faults(&rendered);
     if !faults.is_empty() {
         let Some(old) = &r.keep else {
             return Err(AgentError::new(Code::BundleInvalid, faults.join("\n")));
@@ -70,11 +72,15 @@ pub(super) fn render(r: &RenderArgs, json: bool) -> Result<u8> {
             eprintln!("os-agent: kept from {old}: {f}");
         }
     }
-    let b = render::to_bundle(&rendered, render::inputs_hash(&all, &context), &r.node_group)?;
-    store::export(&b, out)?;
+    let b = render::to_bundle(&rendered, render::inputs_hash(&all, &context), &r.node_group)
+        .and_then(|b| store::export(&b, out).map(|()| b))
+        .map_err(|e| with_warnings(e.into(), &warnings))?;
+    for w in &warnings {
+        crate::cli::tell(&format!("warning: {w}"));
+    }
     let n = b.manifest.steps.len();
     let doc = serde_json::json!({"content_hash": b.manifest.content_hash, "inputs_hash": b.manifest.inputs_hash,
-        "steps": n, "errors": faults});
+        "steps": n, "errors": faults, "warnings": warnings});
     print(
         json,
         &doc,
@@ -116,7 +122,12 @@ fn keep(rendered: &mut Rendered, old: &Utf8Path) -> Result<()> {
             .position(|s| s.name == *name)
             .and_then(|i| b.steps.get(i));
         match found {
-            Some(data) => *text = Ok(String::from_utf8_lossy(data).into_owned()),
+            Some(data) => {
+                *text = Ok(render::Text {
+                    text: String::from_utf8_lossy(data).into_owned(),
+                    warnings: Vec::new(),
+                });
+            }
             None => {
                 return Err(AgentError::new(
                     Code::BundleInvalid,
@@ -136,15 +147,15 @@ pub(super) fn explain(
     json: bool,
 ) -> Result<u8> {
     let load = |text: &str| -> Result<bundle::Bundle> {
-        if Utf8Path::new(text).exists() {
-            return Ok(bundle::load(Utf8Path::new(text))?);
+        if store::is_hash(text) && !Utf8Path::new(text).exists() {
+            return Ok(store::load(dirs, &store::resolve(dirs, text)?)?);
         }
-        Ok(store::load(dirs, text)?)
+        Ok(bundle::load(Utf8Path::new(text))?)
     };
     let mut text = why::bundles(&load(old)?, &load(new)?);
     let mut inputs = Vec::new();
     if let Some([a, b]) = contexts {
-        inputs = why::contexts(&render::context(&read(a)?)?, &render::context(&read(b)?)?);
+        inputs = why::contexts(&context(a)?, &context(b)?);
         for i in &inputs {
             text.push_str(&format!("input {i}\n"));
         }

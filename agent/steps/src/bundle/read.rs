@@ -7,6 +7,8 @@ use std::io::Read;
 
 /// Most entries of an archive or directory that are looked at.
 const MAX_ENTRIES: usize = 5000;
+/// What a person who names a bundle may name.
+const EXPECTED: &str = "a bundle: a directory, an archive, a NodeGroupBundle as JSON, or at least 12 digits of a stored one's hash";
 
 fn bad(what: &str, e: &std::io::Error) -> StepsError {
     StepsError::bundle(format!("{what}: {e}"))
@@ -14,7 +16,7 @@ fn bad(what: &str, e: &std::io::Error) -> StepsError {
 
 /// A whole file, not larger than a bundle may be.
 pub(super) fn bounded(path: &Utf8Path) -> Result<Vec<u8>> {
-    let file = std::fs::File::open(path).map_err(|e| StepsError::io(path, &e))?;
+    let file = std::fs::File::open(path).map_err(|e| StepsError::named(path, EXPECTED, &e))?;
     take(file).map_err(|e| bad(path.as_str(), &e))
 }
 
@@ -32,7 +34,7 @@ fn take(r: impl Read) -> std::io::Result<Vec<u8>> {
 /// Reads the bundle files of a directory; links and special files are refused.
 ///
 /// # Errors
-/// `BundleInvalid`, `Internal` when it cannot be read.
+/// `BundleInvalid`; `InvalidArgument` when it is not there.
 pub fn from_dir(dir: &Utf8Path) -> Result<Files> {
     let mut files = Files::default();
     let mut left = MAX_ENTRIES;
@@ -42,7 +44,7 @@ pub fn from_dir(dir: &Utf8Path) -> Result<Files> {
         let list = match here.read_dir_utf8() {
             Ok(l) => l,
             Err(e) if !sub.is_empty() && e.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(StepsError::io(&here, &e)),
+            Err(e) => return Err(StepsError::named(&here, EXPECTED, &e)),
         };
         for e in list {
             let e = e.map_err(|e| bad(here.as_str(), &e))?;

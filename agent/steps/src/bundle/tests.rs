@@ -20,11 +20,11 @@ fn a_directory_a_tar_and_an_object_with_the_same_steps_are_the_same_bundle() {
         ("./steps/010_b.sh", b"# agent: retries=2\n:\n"),
         ("./steps/000_a.sh", b"true\n"),
     ];
-    let b = from_bytes(&tar(&files)).unwrap();
+    let b = from_bytes("b", &tar(&files)).unwrap();
     let object = serde_json::json!({"apiVersion": "bashible.deckhouse.io/v1alpha1", "kind": "NodeGroupBundle",
         "metadata": {"name": "worker", "annotations": {"bashible.deckhouse.io/configuration-checksum": "cafe"}},
         "data": {"010_b.sh": "# agent: retries=2\n:\n", "000_a.sh": "true\n"}});
-    let c = from_bytes(object.to_string().as_bytes()).unwrap();
+    let c = from_bytes("b", object.to_string().as_bytes()).unwrap();
     assert_eq!(a.manifest.content_hash, b.manifest.content_hash);
     assert_eq!(a.manifest.content_hash, c.manifest.content_hash);
     assert_eq!(c.manifest.external_checksum, "cafe");
@@ -37,8 +37,8 @@ fn a_directory_a_tar_and_an_object_with_the_same_steps_are_the_same_bundle() {
         e.finish().unwrap()
     };
     let zst = zstd::stream::encode_all(&*tar(&files), 1).unwrap();
-    assert_eq!(from_bytes(&gz).unwrap(), b);
-    assert_eq!(from_bytes(&zst).unwrap(), b);
+    assert_eq!(from_bytes("b", &gz).unwrap(), b);
+    assert_eq!(from_bytes("b", &zst).unwrap(), b);
 }
 
 /// Fault 6: the order in which inputs come must not change the hash.
@@ -50,7 +50,7 @@ fn fault_06_a_hundred_orders_of_the_same_files_have_one_hash() {
         let n = names.len();
         names.swap(i % n, (i * 7 + 3) % n);
         let files: Vec<(&str, &[u8])> = names.iter().map(|n| (n.as_str(), &b":\n"[..])).collect();
-        hashes.insert(from_bytes(&tar(&files)).unwrap().manifest.content_hash);
+        hashes.insert(from_bytes("b", &tar(&files)).unwrap().manifest.content_hash);
     }
     assert_eq!(hashes.len(), 1);
 }
@@ -145,8 +145,8 @@ fn fault_19_two_steps_of_one_name_are_an_error_and_never_dropped() {
 
 #[test]
 fn archives_that_are_none_and_bombs_are_bounded() {
-    assert!(from_bytes(b"neither").is_err());
-    assert!(from_bytes(b"").unwrap_err().message.contains("no step"));
+    assert!(from_bytes("b", b"neither").is_err());
+    assert!(from_bytes("b", b"").unwrap_err().message.contains("no step"));
     let bomb = {
         use std::io::Write;
         let mut e = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
@@ -156,7 +156,12 @@ fn archives_that_are_none_and_bombs_are_bounded() {
         }
         e.finish().unwrap()
     };
-    assert!(from_bytes(&bomb).unwrap_err().message.contains("larger than"));
+    assert!(
+        from_bytes("b", &bomb)
+            .unwrap_err()
+            .message
+            .contains("larger than")
+    );
 }
 
 #[test]

@@ -45,6 +45,7 @@ impl World {
             started_unix: 0,
             over: false,
             failed: false,
+            open: false,
         });
         for i in done {
             let s = &self.manifest.steps[*i];
@@ -128,6 +129,49 @@ fn resume_skips_only_what_was_done_in_this_boot_with_this_content() {
     let mut w = World::new().running(Kind::Apply, "b", &[0]);
     w.state.run.as_mut().unwrap().over = true;
     assert!(!plan(w.look("b", "1")).resume);
+}
+
+#[test]
+fn a_run_from_the_start_counts_until_it_is_done() {
+    let w = World::new().applied("b", "1").running(Kind::Verify, "b", &[0]);
+    for failed in [false, true] {
+        let mut w = World {
+            state: w.state.clone(),
+            ..World::new()
+        };
+        w.progress
+            .clone_from(&World::new().running(Kind::Verify, "b", &[0]).progress);
+        w.state.run.as_mut().unwrap().failed = failed;
+        let p = plan(w.look("b", "1"));
+        assert!(p.resume && p.kind == Kind::Verify);
+        assert_eq!(runs(&p), [false, false, true]);
+        // The boot has the last word, and a finished one is over.
+        assert_eq!(plan(w.look("c", "1")).kind, Kind::Boot);
+        w.state.run.as_mut().unwrap().over = true;
+        assert!(matches!(w.look("b", "1"), Decision::InSync(_)));
+    }
+}
+
+#[test]
+fn a_step_in_which_the_runner_died_is_named_with_the_count() {
+    let mut w = World::new().running(Kind::Apply, "b", &[0]);
+    let s = &w.manifest.steps[2];
+    let died = Progress {
+        sha256: s.sha256.clone(),
+        begun: 3,
+        interrupted: 3,
+        ..Progress::default()
+    };
+    w.progress.insert(s.name.clone(), died.clone());
+    let reason = |w: &World| plan(w.look("b", "1")).steps[2].reason.clone();
+    assert_eq!(reason(&w), "resumes here; the runner died 3 times in it");
+    let given_up = Progress {
+        interrupted: 0,
+        gave_up: 20,
+        ..died
+    };
+    w.progress.insert("020_c.sh".into(), given_up);
+    assert_eq!(reason(&w), "resumes here; the runner died 20 times in it");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! The engine: gotmpl, with our own functions, printing and checks around it.
 
-use super::{Engine, RenderError, format, funcs, tree, value};
+use super::{Engine, RenderError, Text, format, funcs, tree, value};
 use gotmpl::parse::{DefineNode, ListNode, Parser};
 use gotmpl::{Template, TemplateError, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Passes through all loops of one template.
 const MAX_PASSES: u64 = 200_000;
@@ -16,6 +16,8 @@ const MAX_OUTPUT: usize = 4 << 20;
 const MAX_TPL: usize = 10;
 /// Stack of the thread that renders: templates may recurse up to the engine's own limit.
 const STACK: usize = 32 << 20;
+/// Most warnings that are kept of one template.
+const MAX_WARNINGS: usize = 50;
 /// Name under which the template itself is kept.
 const MAIN: &str = "__main";
 
@@ -71,6 +73,46 @@ struct Scene {
     engine: GoTemplates,
     root: Value,
     tpl_depth: AtomicUsize,
+    warnings: Mutex<Vec<RenderError>>,
+}
+
+impl Scene {
+    /// What is printed holds Go's mark of a value that was not there. A loop says it once.
+    fn warn(&self, file: &str, line: usize, what: &str, mark: &str) {
+        // The template within was asked itself.
+        if what.starts_with("tpl ") {
+            return;
+        }
+        let message = if mark == "%!" {
+            format!("{what}: a value does not fit its verb, and the output says so with {mark:?}")
+        } else {
+            format!("{what} is missing in the context, or null, and became {mark:?}")
+        };
+        let w = RenderError {
+            file: file.to_owned(),
+            line,
+            message,
+        };
+        let mut all = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MAX_WARNINGS && !all.contains(&w) {
+            all.push(w);
+        }
+    }
+}
+
+/// What Go prints in place of a value that is not there, or that does not fit its `printf` verb.
+fn mark(text: &str) -> Option<&'static str> {
+    ["<no value>", "<nil>", "%!"]
+        .into_iter()
+        .find(|m| text.contains(m) && (*m != "%!" || bad_verb(text)))
+}
+
+/// `%!d(float64=10)` and the like.
+fn bad_verb(text: &str) -> bool {
+    text.match_indices("%!").any(|(i, _)| {
+        let mut rest = text.get(i + 2..).unwrap_or_default().chars();
+        rest.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '(') && rest.as_str().contains(')')
+    })
 }
 
 impl Engine for GoTemplates {
@@ -80,7 +122,7 @@ impl Engine for GoTemplates {
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 
-    fn render(&self, name: &str, text: &str, context: &serde_json::Value) -> Result<String, RenderError> {
+    fn render(&self, name: &str, text: &str, context: &serde_json::Value) -> Result<Text, RenderError> {
         let broken = |message: String| RenderError {
             file: name.to_owned(),
             line: 0,
@@ -94,8 +136,12 @@ impl Engine for GoTemplates {
                         engine: self.clone(),
                         root: value::from_json(context),
                         tpl_depth: AtomicUsize::new(0),
+                        warnings: Mutex::default(),
                     });
-                    run(name, text, &scene)
+                    let text = run(name, text, &scene)?;
+                    let warnings =
+                        std::mem::take(&mut *scene.warnings.lock().unwrap_or_else(PoisonError::into_inner));
+                    Ok(Text { text, warnings })
                 })
                 .map_err(|e| broken(format!("no thread: {e}")))?
                 .join()
@@ -150,11 +196,21 @@ fn with_functions(mut t: Template, file: &str, scene: &Arc<Scene>, at: &Arc<Atom
         }
         Ok(text(""))
     });
-    t = t.func(tree::PRINT, |args| {
-        Ok(match args.first() {
-            None | Some(Value::Nil) => text("<no value>"),
-            Some(v) => text(&format::plain(v)),
-        })
+    let (s, name, line) = (scene.clone(), file.to_owned(), at.clone());
+    t = t.func(tree::PRINT, move |args| {
+        // What the action says, and what it gives.
+        let said = match args.first() {
+            Some(Value::String(s)) => s.clone(),
+            _ => Arc::from(""),
+        };
+        let out = match args.get(1) {
+            None | Some(Value::Nil) => "<no value>".to_owned(),
+            Some(v) => format::plain(v),
+        };
+        if let Some(m) = mark(&out) {
+            s.warn(&name, line.load(Ordering::Relaxed), &said, m);
+        }
+        Ok(text(&out))
     });
     t = t.func(tree::GET, get);
     let (s, name) = (scene.clone(), file.to_owned());

@@ -16,7 +16,11 @@ struct Expected {
 }
 
 fn conformance_context() -> serde_json::Value {
-    context(include_str!("../../../../tests/conformance/context.json")).unwrap()
+    context(
+        "context.json",
+        include_str!("../../../../tests/conformance/context.json"),
+    )
+    .unwrap()
 }
 
 /// Every case came from Go's text/template with sprig (tests/conformance/go).
@@ -34,7 +38,7 @@ fn the_conformance_cases_agree_with_go() {
         let want = &expected[&c.name];
         let got = engine.render(&c.name, &c.template, &context);
         let agrees = match &got {
-            Ok(text) => !want.error && *text == want.output,
+            Ok(got) => !want.error && got.text == want.output,
             Err(_) => want.error,
         };
         if !agrees {
@@ -103,13 +107,105 @@ fn a_context_that_is_no_object_is_refused() {
         ("", "nothing"),
         ("7", "a number"),
     ] {
-        let e = context(text).unwrap_err();
-        assert!(e.message.contains(found), "{text}: {e}");
+        let e = context("c.yaml", text).unwrap_err();
+        assert!(
+            e.message.contains(found) && e.message.starts_with("c.yaml: "),
+            "{text}: {e}"
+        );
     }
-    assert!(context("a: [").unwrap_err().message.contains("not YAML"));
     let deep = "[".repeat(200) + &"]".repeat(200);
-    assert!(context(&format!("{{\"a\": {deep}}}")).is_err());
-    assert_eq!(context("a: 1\nb: {c: x}").unwrap()["b"]["c"], "x");
+    assert!(context("c", &format!("{{\"a\": {deep}}}")).is_err());
+    assert_eq!(context("c", "a: 1\nb: {c: x}").unwrap()["b"]["c"], "x");
+}
+
+#[test]
+fn a_context_that_cannot_be_read_is_told_with_its_place_and_in_plain_words() {
+    let mut out = Vec::new();
+    for (file, text) in [
+        ("c.yaml", "a: 1\nb: [1, 2\nc: 3\n"),
+        ("c.yaml", "a: 1\n\tb: 2\n"),
+        ("c.yaml", "a: b: c\n"),
+        ("c.yaml", "a: 1\na: 2\n"),
+        ("c.yaml", "a: \"x\n"),
+        ("c.yaml", "a: *x\n"),
+        ("c.yaml", "a:\n  b: 1\n c: 2\n"),
+        ("c.yaml", "a: 1\nb\n"),
+        ("c.yaml", "a: {b: 1\n"),
+        ("c.yaml", "a: 1\n---\nb: 2\n"),
+        ("c.json", "{\"a\": 1,\n \"b\" 2}"),
+        ("c.json", "{\"a\": 1,\n \"b\": 2"),
+    ] {
+        let e = context(file, text).unwrap_err();
+        assert_eq!(e.code, os_proto::codes::Code::InvalidArgument);
+        for theirs in [
+            "<input>", "scalar", "mapping", "sequence", "EOF", "policy", "Options", "-->",
+        ] {
+            assert!(!e.message.contains(theirs), "{text:?}: {e}");
+        }
+        assert!(!e.message.contains('\n'), "{e}");
+        out.push(e.message);
+    }
+    let want = [
+        "c.yaml:3:2: not YAML: expected \",\" or a closing bracket",
+        "c.yaml:1:4: not YAML: in a text without quotes, found a tab",
+        "c.yaml:1:5: not YAML: expected text without",
+        "c.yaml:2:1: not YAML: expected each key once, found it twice: \"a\"",
+        "c.yaml:1:4: not YAML: expected a closing quote, found the end",
+        "c.yaml:1:4: not YAML: expected an anchor of that name",
+        "c.yaml:3:2: not YAML: expected a key that is indented like its neighbours",
+        "c.yaml:2:1: not YAML: expected \":\" after the key",
+        "c.yaml:1:4: not YAML: expected a closing bracket, found the end: it is open since '{'",
+        "c.yaml:3:1: not YAML: expected one document, found a second one",
+        "c.json:2:6: expected \":\"",
+        "c.json:2:7: expected more, found the end: something is not closed",
+    ];
+    assert_eq!(out.len(), want.len());
+    for (got, want) in out.iter().zip(want) {
+        assert!(got.starts_with(want), "{got}: {want}");
+    }
+}
+
+/// A value that is not there is no error, as in Go, but is named: file, line, and what the template asked for.
+#[test]
+fn what_became_no_value_is_named() {
+    let c = conformance_context();
+    let text = "{{ .cri }}\nx={{ .missing.deep }} y={{ .nothing }}\n{{ range .nodeUsers }}\n{{ .spec.shell }}{{ end }}\n\
+                {{ $u := index .nodeUsers 0 }}{{ $u.shell }}{{ .missing | toString }}{{ printf \"%d\" .million }}\n\
+                {{ .missing | default \"fine\" }}{{ if .missing }}{{ end }}{{ .missing | quote }}100%!\n\
+                {{ tpl \"{{ .inmost }}\" . }}\n";
+    let out = GoTemplates::default().render("x.sh.tpl", text, &c).unwrap();
+    assert!(out.text.contains("x=<no value> y=<no value>"), "{}", out.text);
+    let said: Vec<String> = out.warnings.iter().map(ToString::to_string).collect();
+    let want = [
+        "x.sh.tpl:2: .missing.deep is missing in the context, or null, and became \"<no value>\"",
+        "x.sh.tpl:2: .nothing is",
+        "x.sh.tpl:4: .spec.shell is",
+        "x.sh.tpl:5: $u.shell is",
+        "x.sh.tpl:5: .missing | toString is missing in the context, or null, and became \"<nil>\"",
+        "x.sh.tpl:5: printf \"%d\" .million",
+        "x.sh.tpl (tpl):1: .inmost is",
+    ];
+    assert_eq!(said.len(), want.len(), "{said:#?}");
+    for (s, w) in said.iter().zip(want) {
+        assert!(s.starts_with(w), "{s}: {w}");
+    }
+    // A loop says it once, and a template that says it of everything has an end.
+    let many = "{{ range until 1000 }}{{ $.missing }}{{ end }}";
+    assert_eq!(
+        GoTemplates::default()
+            .render("x", many, &c)
+            .unwrap()
+            .warnings
+            .len(),
+        1
+    );
+    let b = [Template {
+        file: "000_a.sh.tpl".into(),
+        step: "000_a.sh".into(),
+        text: "echo {{ .missing }}\n".into(),
+    }];
+    let r = render(&GoTemplates::default(), &b, &c);
+    assert_eq!(faults(&r).1.len(), 1);
 }
 
 fn write(p: &Place, files: &[(&str, &str)]) -> camino::Utf8PathBuf {
@@ -136,8 +232,11 @@ fn fault_18_one_bad_template_costs_one_step() {
     );
     let all = templates(&d).unwrap();
     let r = render(&GoTemplates::default(), &all, &conformance_context());
-    assert_eq!(r["000_a.sh"].as_deref().unwrap(), "echo ContainerdV2\n");
-    assert_eq!(r["020_c.sh"].as_deref().unwrap(), "echo {{ not a template }}\n");
+    assert_eq!(r["000_a.sh"].as_ref().unwrap().text, "echo ContainerdV2\n");
+    assert_eq!(
+        r["020_c.sh"].as_ref().unwrap().text,
+        "echo {{ not a template }}\n"
+    );
     let e = r["010_user.sh"].as_ref().unwrap_err();
     assert_eq!(
         e.to_string(),
@@ -202,7 +301,7 @@ fn files_get_is_empty_for_absent_files_and_comments_trim_as_in_go() {
     e.files.insert("a.txt".into(), "content".into());
     let c = conformance_context();
     let text = "[{{ .Files.Get \"a.txt\" }}][{{ $.Files.Get \"b.txt\" }}]\n{{- /* c */}}\n x";
-    assert_eq!(e.render("x", text, &c).unwrap(), "[content][]\n x");
+    assert_eq!(e.render("x", text, &c).unwrap().text, "[content][]\n x");
 }
 
 #[test]

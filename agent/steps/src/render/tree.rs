@@ -254,10 +254,13 @@ pub(super) fn transform(l: &mut ListNode) {
                 None
             }
             Node::Action(a) => {
+                let said = source(&a.pipe);
                 change_pipe(&mut a.pipe);
                 set_in_place(&mut a.pipe);
                 if a.pipe.decl.is_empty() {
-                    a.pipe.commands.push(command(a.pos, PRINT));
+                    let mut print = command(a.pos, PRINT);
+                    print.args.push(Expr::String(a.pos, Arc::from(said)));
+                    a.pipe.commands.push(print);
                 }
                 Some(a.pos)
             }
@@ -287,6 +290,40 @@ pub(super) fn transform(l: &mut ListNode) {
         out.push(n);
     }
     l.nodes = out;
+}
+
+/// What an action says, as far as messages need it.
+fn source(p: &PipeNode) -> String {
+    let commands: Vec<String> = p
+        .commands
+        .iter()
+        .map(|c| c.args.iter().map(word).collect::<Vec<_>>().join(" "))
+        .collect();
+    let text = commands.join(" | ");
+    if text.chars().count() > SOURCE {
+        return format!("{} …", text.chars().take(SOURCE).collect::<String>());
+    }
+    text
+}
+
+/// Characters of an action that a message shows.
+const SOURCE: usize = 120;
+
+fn word(e: &Expr) -> String {
+    let fields = |names: &[SmolStr]| names.iter().map(|n| format!(".{n}")).collect::<String>();
+    match e {
+        Expr::Dot(_) => ".".to_owned(),
+        Expr::Field(_, names) => fields(names),
+        Expr::Variable(_, name, names) => format!("{}{}", dollar(name), fields(names)),
+        Expr::Identifier(_, name) => name.to_string(),
+        Expr::String(_, s) => format!("{s:?}"),
+        Expr::Bool(_, b) => b.to_string(),
+        Expr::Nil(_) => "nil".to_owned(),
+        Expr::Pipe(_, p) => format!("({})", source(p)),
+        Expr::Chain(_, inner, names) => format!("{}{}", word(inner), fields(names)),
+        Expr::Number(_, gotmpl::parse::Number::Int(n)) => n.to_string(),
+        _ => "…".to_owned(),
+    }
 }
 
 /// `{{ __at LINE }}`, which prints nothing.

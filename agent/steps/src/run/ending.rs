@@ -25,6 +25,7 @@ pub(super) fn finish(
     result: Result<(Done, Option<Early>)>,
 ) -> Result<Ended> {
     let hash = g.run.content_hash.clone();
+    super::close(state);
     let (done, early) = match result {
         Ok(x) => x,
         Err(e) => {
@@ -246,9 +247,13 @@ impl Runner {
             .as_ref()
             .map(|x| x.content_hash.clone())
             .unwrap_or_default();
+        let (mut waits_for, mut refused) = (None, String::new());
         match approval::may_reboot(&self.settings, self.first_run(), self.answers(&hash)) {
             Gate::Report => {}
-            Gate::Ask(w) => ask(self, state, w, &format!("reboot: {reason}"), "", &hash)?,
+            Gate::Ask(w) => {
+                ask(self, state, w, &format!("reboot: {reason}"), "", &hash)?;
+                waits_for = Some(w);
+            }
             Gate::Go => {
                 // Stored before it is asked for: a request is never lost, and never repeated in another boot.
                 if let Some(x) = &mut state.reboot {
@@ -256,14 +261,23 @@ impl Runner {
                 }
                 state.save(&self.dirs.steps)?;
                 let answer = self.host.reboot();
-                if let (Err(e), Some(x)) = (&answer, &mut state.reboot) {
-                    tracing::error!("the reboot was refused and will be asked for again: {e}");
-                    x.error.clone_from(e);
+                let said = answer.err().unwrap_or_default();
+                if let Some(x) = state.reboot.as_mut().filter(|x| x.error != said) {
+                    x.error.clone_from(&said);
                     state.save(&self.dirs.steps)?;
                 }
+                refused = said;
             }
         }
-        Ok(Outcome::RebootPending { reason })
+        let outcome = Outcome::RebootPending {
+            reason,
+            waits_for,
+            refused,
+        };
+        if matches!(&outcome, Outcome::RebootPending { refused, .. } if !refused.is_empty()) {
+            tracing::error!("{}", describe(&outcome));
+        }
+        Ok(outcome)
     }
 
     /// Clears what belonged to an earlier boot.
@@ -306,7 +320,19 @@ pub fn describe(o: &Outcome) -> String {
         Outcome::Drifted { changed } => format!("drift: {changed} steps had to set something right"),
         Outcome::WaitingApproval => "waiting for approval of the update".to_owned(),
         Outcome::WaitingDisruption { step } => format!("waiting for approval of a disruption by step {step}"),
-        Outcome::RebootPending { reason } => format!("reboot pending: {reason}"),
+        Outcome::RebootPending { reason, refused, .. } if !refused.is_empty() => format!(
+            "reboot pending: {reason}; it was refused: {refused}. It is asked for again at the next look; \
+             \"systemctl list-jobs\" and \"systemd-inhibit --list\" show what stands in its way, and a reboot by hand serves as well"
+        ),
+        Outcome::RebootPending {
+            reason,
+            waits_for: Some(w),
+            ..
+        } => format!(
+            "reboot pending: {reason}; waiting for an answer to the request for {}",
+            w.as_str()
+        ),
+        Outcome::RebootPending { reason, .. } => format!("reboot pending: {reason}"),
         Outcome::Stopped => "stopped; the next run resumes".to_owned(),
         Outcome::Failed(f) => f.message.clone(),
     }

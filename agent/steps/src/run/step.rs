@@ -5,7 +5,7 @@ use super::{Going, attempt};
 use crate::approval::{self, Gate};
 use crate::error::Result;
 use crate::plan;
-use crate::state::journal::{Line, What};
+use crate::state::journal::{KILLED, Line, What};
 use crate::state::{Failure, Wanted};
 use crate::sys::clock;
 use os_proto::bundle::StepEntry;
@@ -70,15 +70,23 @@ impl Going<'_> {
             end.how = How::Failed(Failure {
                 step: entry.name.clone(),
                 attempt: number,
-                kind: "killed".to_owned(),
+                kind: KILLED.to_owned(),
                 message: format!(
-                    "step {}: the runner was killed during each of its last {interrupted} attempts; does it kill its parent?",
+                    "step {} ended the runner {interrupted} times: the runner died during each of its last {interrupted} attempts. \
+                     Look whether it kills its parent, or needs more memory than the runner's unit may have",
                     entry.name
                 ),
                 output: String::new(),
             });
-            self.write(entry, number, What::Failed, false, 0, "killed")?;
+            self.write(entry, number, What::Failed, false, 0, KILLED)?;
             return Ok(end);
+        }
+        if interrupted > 0 {
+            tracing::warn!(
+                "step {}: the runner died {interrupted} times in it; it is tried again until it were {}",
+                entry.name,
+                self.runner.limits.interruptions
+            );
         }
         // A runner that was killed between a step's words and its own record of them: they still count.
         let left = attempt::unrecorded(self, entry, number);
@@ -158,6 +166,7 @@ impl Going<'_> {
             changed,
             took_ms,
             how: how.to_owned(),
+            at_unix: clock::unix(),
         })
     }
 }

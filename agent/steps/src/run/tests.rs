@@ -172,6 +172,49 @@ fn a_failed_run_resumes_at_the_failed_step() {
     assert_eq!(w.read("log"), "a\nb\nb\nb\nc\n");
 }
 
+/// A run from the start is wanted until it is done: the next one, a person's or the clock's, goes on with it.
+#[test]
+fn a_failed_run_from_the_start_is_not_forgotten() {
+    let w = World::new();
+    let steps = [
+        ("000_a.sh", "echo a >>$T/log\n"),
+        (
+            "010_b.sh",
+            "# agent: retries=1\n[ ! -e $T/broken ]; echo b >>$T/log\n",
+        ),
+    ];
+    converged(&w.run(&steps));
+    std::fs::write(w.place.root.join("broken"), "").unwrap();
+    let from_start = Options {
+        from_start: true,
+        ..Options::default()
+    };
+    failure(&w.runner.run(&text_bundle(&steps), &from_start).unwrap());
+    assert_eq!(w.read("log"), "a\nb\na\n");
+    // The clock waits as after every failure; then it fails again where it failed, with attempts anew.
+    assert!(matches!(w.tick(&steps).outcome, Outcome::Failed(_)));
+    assert_eq!(failure(&w.run(&steps)).step, "010_b.sh");
+    std::fs::remove_file(w.place.root.join("broken")).unwrap();
+    converged(&w.run(&steps));
+    assert_eq!(w.read("log"), "a\nb\na\nb\n");
+    assert_eq!(w.run(&steps).outcome, Outcome::InSync);
+}
+
+/// A damaged stored bundle does not stop a run whose source is whole.
+#[test]
+fn a_run_mends_the_store_from_its_source() {
+    let w = World::new();
+    let steps = [("000_a.sh", "echo a >>$T/log\n")];
+    let b = text_bundle(&steps);
+    converged(&w.run(&steps));
+    let stored = store::dir(&w.place.dirs, &b.manifest.content_hash).join("steps/000_a.sh");
+    std::fs::write(&stored, "echo harm >>$T/log\n").unwrap();
+    w.reboot("boot-2");
+    converged(&w.run(&steps));
+    assert_eq!(w.read("log"), "a\na\n");
+    assert_eq!(std::fs::read_to_string(&stored).unwrap(), "echo a >>$T/log\n");
+}
+
 #[test]
 fn changed_content_runs_everything_and_a_new_boot_too() {
     let w = World::new();

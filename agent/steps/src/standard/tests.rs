@@ -5,7 +5,7 @@ use crate::bundle::Bundle;
 use crate::render::{GoTemplates, context, inputs_hash, render, to_bundle};
 
 fn bundle(text: &str) -> Result<Bundle, String> {
-    let context = context(text).map_err(|e| e.to_string())?;
+    let context = context("context", text).map_err(|e| e.to_string())?;
     let all = templates();
     let rendered = render(&GoTemplates::default(), &all, &context);
     if let Some(e) = rendered.values().find_map(|t| t.as_ref().err()) {
@@ -57,7 +57,7 @@ fn an_empty_context_gives_a_bundle_that_joins_nothing() {
 fn every_step_is_bash() {
     let p = crate::testing::Place::new();
     for text in [EXAMPLE, "{}\n"] {
-        crate::store::install(&p.dirs, &bundle(text).unwrap()).unwrap();
+        crate::store::take(&p.dirs, &bundle(text).unwrap()).unwrap();
     }
 }
 

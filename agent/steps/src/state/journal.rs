@@ -44,7 +44,13 @@ pub struct Line {
     /// Exit status or kind of failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub how: String,
+    /// When, Unix seconds; 0 = not recorded.
+    #[serde(default)]
+    pub at_unix: i64,
 }
+
+/// [`Line::how`] of a step that was given up because the runner never survived it.
+pub const KILLED: &str = "killed";
 
 /// What is known of one step in this run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,12 +63,23 @@ pub struct Progress {
     pub failures: u32,
     /// Attempts in a row that have no end: the runner was killed during them.
     pub interrupted: u32,
+    /// It was given up after so many of those; 0 = it was not.
+    pub gave_up: u32,
     /// It succeeded.
     pub done: bool,
     /// It reported a change in any attempt.
     pub changed: bool,
     /// How long the last attempt took, milliseconds.
     pub took_ms: u64,
+    /// When its last line was written, Unix seconds; 0 = not recorded.
+    pub at_unix: i64,
+}
+
+impl Progress {
+    /// How often the runner died in it in a row: until now, or until it was given up.
+    pub fn deaths(&self) -> u32 {
+        self.interrupted.max(self.gave_up)
+    }
 }
 
 /// Replays a journal; a torn last line is left out. PURE.
@@ -78,12 +95,15 @@ pub fn replay(text: &str) -> BTreeMap<String, Progress> {
         }
         p.changed |= l.changed;
         p.took_ms = l.took_ms;
+        p.at_unix = l.at_unix;
         p.begun = p.begun.max(l.attempt);
         if l.what == What::Begin {
             // Until its end is read it counts as interrupted.
             p.interrupted += 1;
+            p.gave_up = 0;
             p.done = false;
         } else {
+            p.gave_up = if l.how == KILLED { p.interrupted } else { 0 };
             p.interrupted = 0;
             p.done = l.what == What::Done;
             p.failures += u32::from(l.what == What::Failed);

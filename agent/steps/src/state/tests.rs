@@ -48,6 +48,7 @@ fn line(step: &str, attempt: u32, what: What) -> Line {
         changed: false,
         took_ms: 0,
         how: String::new(),
+        at_unix: 0,
     }
 }
 
@@ -68,6 +69,16 @@ fn a_journal_replays_and_a_torn_line_is_ignored() {
     let p = replay(&text);
     assert!(p["a"].done && p["a"].failures == 1 && p["a"].begun == 2 && p["a"].interrupted == 0);
     assert!(!p["b"].done && p["b"].interrupted == 1 && p["b"].begun == 1);
+    // A step that was given up says after how many deaths of the runner.
+    let mut last = line("b", 1, What::Failed);
+    last.how = super::journal::KILLED.into();
+    let given_up = format!(
+        "{}\n{}\n",
+        text.trim_end_matches(r#"{"step":"b","sha2"#),
+        serde_json::to_string(&last).unwrap()
+    );
+    let b = &replay(&given_up)["b"];
+    assert_eq!((b.interrupted, b.gave_up, b.deaths()), (0, 1, 1));
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn parsed(text: &str) -> Value {
 }
 
 fn from_yaml(text: &str) -> Out {
-    let v = value::yaml(text).map_err(|e| format!("not YAML: {e}"))?;
+    let v = value::yaml(text).map_err(|e| format!("the text is not YAML: {e}"))?;
     Ok(value::from_json(&v))
 }
 

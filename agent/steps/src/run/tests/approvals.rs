@@ -60,6 +60,28 @@ fn an_update_goes_on_where_it_waited_and_asks_again_before_it_disrupts() {
     assert!(w.state().ask.is_none());
 }
 
+/// What is approved with a run is approved for its content alone.
+#[test]
+fn an_approval_with_a_run_is_for_its_content() {
+    let w = asking();
+    let all = Options {
+        approve: true,
+        approve_disruption: true,
+        ..Options::default()
+    };
+    let held = RunLock::take(&w.place.dirs.steps).unwrap();
+    assert!(w.runner.run(&text_bundle(&STEPS), &all).is_err());
+    assert!(
+        !w.place.dirs.approvals().join("update").exists(),
+        "a refused run approves nothing"
+    );
+    drop(held);
+    let fails = [("000_a.sh", "# agent: retries=1\nfalse\n")];
+    w.runner.run(&text_bundle(&fails), &all).unwrap();
+    assert_eq!(w.run(&STEPS).outcome, Outcome::WaitingApproval);
+    converged(&w.runner.run(&text_bundle(&STEPS), &all).unwrap());
+}
+
 #[test]
 fn an_answer_for_other_content_is_none() {
     let w = asking();
@@ -117,7 +139,9 @@ fn a_reboot_in_the_middle_happens_once_and_the_bundle_goes_on() {
     assert_eq!(
         e.outcome,
         Outcome::RebootPending {
-            reason: "new kernel".into()
+            reason: "new kernel".into(),
+            waits_for: None,
+            refused: String::new(),
         }
     );
     assert_eq!(*w.host.reboots.lock().unwrap(), 1);
@@ -143,6 +167,8 @@ fn a_reboot_that_a_step_asked_for_once_is_not_lost_with_the_runner() {
     let steps = [("000_a.sh", once), ("010_b.sh", "echo b >>$T/log\n")];
     let pending = Outcome::RebootPending {
         reason: "kernel".into(),
+        waits_for: None,
+        refused: String::new(),
     };
     assert_eq!(w.run(&steps).outcome, pending);
     // As a kill before the state was written leaves it, and then as one before the journal was.
@@ -260,7 +286,23 @@ mod cluster {
         assert_eq!(c.writes.lock().unwrap().len(), 1);
         assert_eq!(c.writes.lock().unwrap()[0][CHECKSUM], None);
         c.set("approved", "");
-        assert!(matches!(look(), Outcome::RebootPending { .. }));
+        let asks = look();
+        assert!(
+            matches!(
+                &asks,
+                Outcome::RebootPending {
+                    waits_for: Some(Wanted::Disruption),
+                    ..
+                }
+            ),
+            "{asks:?}"
+        );
+        assert!(
+            crate::tick::verdict(&asks)
+                .unwrap()
+                .message
+                .contains("the request for disruption")
+        );
         assert_eq!(*w.host.reboots.lock().unwrap(), 0);
         c.set("disruption-approved", "");
         look();

@@ -153,13 +153,27 @@ fn a_step_during_which_the_runner_always_dies_fails_in_the_end() {
             changed: false,
             took_ms: 0,
             how: String::new(),
+            at_unix: 0,
         })
         .unwrap();
     }
     drop(j);
+    let reason = |w: &World| match w.runner.plan(&b, &Options::default()).unwrap() {
+        Decision::Run(p) => p.steps[0].reason.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reason(&w), "resumes here; the runner died 20 times in it");
+    assert!(w.state().run.unwrap().open);
     let e = w.run(&steps);
     let f = failure(&e);
     assert_eq!((f.step.as_str(), f.kind.as_str()), ("000_a.sh", "killed"));
+    assert!(
+        f.message.starts_with("step 000_a.sh ended the runner 20 times"),
+        "{}",
+        f.message
+    );
+    assert_eq!(reason(&w), "resumes here; the runner died 20 times in it");
+    assert!(!w.state().run.unwrap().open);
     // The next run has its attempts anew.
     converged(&w.run(&steps));
 }
@@ -191,5 +205,7 @@ fn a_journal_that_cannot_be_written_ends_the_run_before_a_step() {
     std::fs::create_dir_all(dir.join("run.jsonl")).unwrap();
     let e = w.runner.run(&b, &Options::default()).unwrap_err();
     assert_eq!(e.code, os_proto::codes::Code::StateWriteFailed);
+    // It ended and says so; nobody killed it.
+    assert!(!w.state().run.unwrap().open);
     assert_eq!(w.read("log"), "");
 }

@@ -267,11 +267,25 @@ fn fault_26_a_reboot_that_is_refused_stays_requested() {
         (r.asked, r.error.as_str(), r.step.as_str()),
         (1, "a job is pending", "000_a.sh")
     );
+    // A person sees it, with what to do, and the exit code is that of waiting.
+    let said = crate::tick::verdict(&e.outcome).unwrap();
+    assert_eq!(said.code, os_proto::codes::Code::Waiting);
+    for part in [
+        "it was refused: a job is pending",
+        "asked for again",
+        "systemctl list-jobs",
+    ] {
+        assert!(said.message.contains(part), "{said}");
+    }
+    assert_eq!(w.state().outcome, Some(e.outcome));
     assert!(w.place.dirs.flags().join("reboot").exists());
     // The next look asks again.
     *w.host.refuse.lock().unwrap() = None;
-    w.tick(&steps);
-    assert_eq!(w.state().reboot.unwrap().asked, 2);
+    let e = w.tick(&steps);
+    assert!(crate::tick::verdict(&e.outcome).is_none(), "{:?}", e.outcome);
+    assert_eq!(w.state().outcome, Some(e.outcome));
+    let r = w.state().reboot.unwrap();
+    assert_eq!((r.asked, r.error.as_str()), (2, ""));
     assert_eq!(*w.host.reboots.lock().unwrap(), 1);
     w.reboot("boot-2");
     converged(&w.tick(&steps));
