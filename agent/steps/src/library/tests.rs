@@ -20,6 +20,37 @@ fn every_name_of_the_table_is_answered() {
     assert!(!knows("bb-flga-set") && !knows("bb-"));
 }
 
+/// docs/steps.md lists every function that steps may call, and no other.
+#[test]
+fn the_documentation_lists_the_library() {
+    let doc = include_str!("../../../../docs/steps.md");
+    let table = doc.split("## Helper functions").nth(1).unwrap();
+    // Without the first column's neighbours: they name events and flags too.
+    let listed: BTreeSet<String> = table
+        .lines()
+        .filter_map(|l| l.strip_prefix("| ")?.rsplit_once(" | "))
+        .flat_map(|(first, _)| {
+            first
+                .split('`')
+                .filter(|w| w.starts_with("bb-"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    let families = FAMILIES.iter().map(|f| format!("{f}*"));
+    let offered: BTreeSet<String> = defined(TEXT)
+        .into_iter()
+        .filter(|n| n.starts_with("bb-"))
+        .chain(families)
+        .collect();
+    let missing: Vec<_> = offered.difference(&listed).collect();
+    let unknown: Vec<_> = listed.difference(&offered).collect();
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "docs/steps.md lacks {missing:?} and invents {unknown:?}"
+    );
+}
+
 #[test]
 fn the_library_calls_nothing_that_it_lacks() {
     assert_eq!(crate::lint::unknown(TEXT, knows), []);
