@@ -1,10 +1,12 @@
 //! Looks into a staged file system in user space, never mounting it: is it the wanted version, for this machine, bootable, and
 //! can it be updated again?
 
+pub mod kernel;
+
 use crate::error::{AgentError, Result};
 use crate::ports::{OsRelease, SlotDevice};
 use crate::write::Installed;
-use ext4_view::{Ext4, Ext4Error, Ext4Read};
+use ext4_view::{Ext4, Ext4Error, Ext4Read, FileType};
 use os_proto::codes::Code;
 use os_proto::layout::{Arch, root};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +17,9 @@ const OS_RELEASE_MAX: u64 = 64 << 10;
 const PAGE: usize = 64 << 10;
 /// Pages that are kept.
 const PAGES: usize = 16;
+
+/// What the initramfs starts.
+const INIT: &str = "/sbin/init";
 
 /// What the caller wants.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -70,7 +75,7 @@ pub fn device(
             ),
         ));
     }
-    found.file(root::KERNEL, "kernel")?;
+    let size = found.file(root::KERNEL, "kernel")?;
     found.file(root::INITRAMFS, "initramfs")?;
     let arch = found.agent_arch()?;
     if let (Some(w), Some(a)) = (wanted.arch, arch)
@@ -80,6 +85,11 @@ pub fn device(
             Code::WrongArch,
             format!("{name}: image is for {}, this node is {}", a.as_str(), w.as_str()),
         ));
+    }
+    found.init()?;
+    // Of machines that this agent does not know it does not know the kernels either.
+    if let Some(arch) = arch {
+        found.kernel(size, arch)?;
     }
     Ok(Inspected {
         pretty_name: release.pretty_name,
@@ -94,24 +104,82 @@ struct Image<'a> {
 }
 
 impl Image<'_> {
+    fn not_bootable(&self, what: &str, path: &str, why: impl std::fmt::Display) -> AgentError {
+        AgentError::new(
+            Code::NotBootable,
+            format!(
+                "{}: {what} {path} {why}; the slot could not boot or be updated again",
+                self.name
+            ),
+        )
+    }
+
     /// A file that must exist and hold something; its size.
     fn file(&self, path: &str, what: &str) -> Result<u64> {
-        let not_bootable = |why: String| {
-            AgentError::new(
-                Code::NotBootable,
-                format!(
-                    "{}: {what} {path} {why}; the slot could not boot or be updated again",
-                    self.name
-                ),
-            )
-        };
         match self.fs.metadata(path) {
-            Ok(m) if m.is_dir() => Err(not_bootable("is a directory".into())),
-            Ok(m) if m.len() == 0 => Err(not_bootable("is empty".into())),
+            Ok(m) if m.is_dir() => Err(self.not_bootable(what, path, "is a directory")),
+            Ok(m) if m.file_type() != FileType::Regular => {
+                Err(self.not_bootable(what, path, "is not a regular file"))
+            }
+            Ok(m) if m.len() == 0 => Err(self.not_bootable(what, path, "is empty")),
             Ok(m) => Ok(m.len()),
-            Err(Ext4Error::NotFound) => Err(not_bootable("is missing".into())),
+            Err(Ext4Error::NotFound) => Err(self.not_bootable(what, path, "is missing")),
             Err(Ext4Error::Io(e)) => Err(damaged(self.name, &Ext4Error::Io(e))),
-            Err(e) => Err(not_bootable(format!("cannot be read ({e})"))),
+            Err(e) => Err(self.not_bootable(what, path, format!("cannot be read ({e})"))),
+        }
+    }
+
+    /// A program that must not lack the right to be run. Only root runs it, for whom any of the three bits is enough.
+    fn executable(&self, path: &str, what: &str) -> Result<()> {
+        let m = self.fs.metadata(path).map_err(|e| damaged(self.name, &e))?;
+        if m.mode() & 0o111 != 0 {
+            return Ok(());
+        }
+        let why = format!(
+            "is not executable (mode {:04o}; expected 0755)",
+            m.mode() & 0o7777
+        );
+        Err(self.not_bootable(what, path, why))
+    }
+
+    /// The first bytes of a file, at most `most`.
+    fn head(&self, path: &str, most: usize) -> Result<Vec<u8>> {
+        let mut head = vec![0u8; most];
+        let mut file = self.fs.open(path).map_err(|e| damaged(self.name, &e))?;
+        let mut done = 0;
+        while let Some(rest) = head.get_mut(done..).filter(|r| !r.is_empty()) {
+            match file.read_bytes(rest).map_err(|e| damaged(self.name, &e))? {
+                0 => break,
+                n => done += n,
+            }
+        }
+        head.truncate(done);
+        Ok(head)
+    }
+
+    /// The kernel of `size` bytes must be one, whole as far as its header tells, and for the machine that the agent is for.
+    fn kernel(&self, size: u64, agent: Arch) -> Result<()> {
+        let head = self.head(root::KERNEL, kernel::HEAD)?;
+        let arch =
+            kernel::judge(&head, size).map_err(|why| self.not_bootable("kernel", root::KERNEL, why))?;
+        if arch == agent {
+            return Ok(());
+        }
+        let why = format!(
+            "is for {}, the agent beside it for {}",
+            arch.as_str(),
+            agent.as_str()
+        );
+        Err(self.not_bootable("kernel", root::KERNEL, why))
+    }
+
+    /// An init that is there must be executable. One that is missing is no refusal: the initramfs and the kernel's command line
+    /// choose what is started, and a slot where nothing starts is ended by the watchdog.
+    fn init(&self) -> Result<()> {
+        match self.fs.metadata(INIT) {
+            Ok(m) if m.file_type() == FileType::Regular => self.executable(INIT, "init"),
+            Err(Ext4Error::Io(e)) => Err(damaged(self.name, &Ext4Error::Io(e))),
+            _ => Ok(()),
         }
     }
 
@@ -138,16 +206,8 @@ impl Image<'_> {
     /// Architecture of the agent inside; `None` for one that this agent does not know.
     fn agent_arch(&self) -> Result<Option<Arch>> {
         self.file(root::AGENT, "agent")?;
-        let mut head = [0u8; 64];
-        let mut file = self.fs.open(root::AGENT).map_err(|e| damaged(self.name, &e))?;
-        let mut done = 0;
-        while let Some(rest) = head.get_mut(done..).filter(|r| !r.is_empty()) {
-            match file.read_bytes(rest).map_err(|e| damaged(self.name, &e))? {
-                0 => break,
-                n => done += n,
-            }
-        }
-        if done < head.len() || head.get(..4) != Some(b"\x7fELF") {
+        let head = self.head(root::AGENT, 64)?;
+        if head.len() < 64 || !head.starts_with(b"\x7fELF") {
             return Err(AgentError::new(
                 Code::NotBootable,
                 format!(
@@ -157,6 +217,7 @@ impl Image<'_> {
                 ),
             ));
         }
+        self.executable(root::AGENT, "agent")?;
         Ok(elf_arch(&head))
     }
 }

@@ -51,6 +51,21 @@ pub fn image_without(version: &str, name: &str) -> Vec<u8> {
     data
 }
 
+/// A file of `len` bytes (at least 1040) that has the header of an x86 kernel and is as long as it says: enough for an
+/// inspection, nothing that boots.
+pub fn kernel(len: usize) -> Vec<u8> {
+    let body = (len - 1024) / 16;
+    assert!(body > 0, "a kernel of {len} bytes has no room for its header");
+    let mut k = vec![0x5a; len];
+    // One set-up sector behind the boot sector, then 16-byte units; protocol 2.15.
+    k[0x1f1] = 1;
+    k[0x1f4..0x1f8].copy_from_slice(&(body as u32).to_le_bytes());
+    k[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    k[0x202..0x206].copy_from_slice(b"HdrS");
+    k[0x206..0x208].copy_from_slice(&0x020fu16.to_le_bytes());
+    k
+}
+
 /// SHA-256 of `data`.
 pub fn sha256(data: &[u8]) -> Sha256Digest {
     Sha256Digest(Sha256::digest(data).into())

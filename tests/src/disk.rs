@@ -197,13 +197,8 @@ pub fn root_image(
     );
     fs_err::write(tree.join("usr/lib/os-release"), release)?;
     std::os::unix::fs::symlink("../usr/lib/os-release", tree.join("etc/os-release"))?;
-    // What makes a file a Linux kernel of this machine: boot sector signature and "HdrS" at 0x202.
-    let mut vmlinuz = noise(64 << 10);
-    vmlinuz[0x1f1] = 4;
-    vmlinuz[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
-    vmlinuz[0x202..0x206].copy_from_slice(b"HdrS");
     if kernel {
-        fs_err::write(tree.join("boot/vmlinuz"), vmlinuz)?;
+        fs_err::write(tree.join("boot/vmlinuz"), os_agent::testing::kernel(64 << 10))?;
     }
     let mut initramfs = b"070701".to_vec();
     initramfs.extend(noise(64 << 10));

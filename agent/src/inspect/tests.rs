@@ -2,8 +2,12 @@
 use super::*;
 use crate::slots::{Identity, Region};
 use camino::{Utf8Path, Utf8PathBuf};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
+
+fn mode(path: &Utf8Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
 
 /// An ext4 image made by mke2fs from a tree; `None` where the machine has no mke2fs.
 fn image(
@@ -20,13 +24,18 @@ fn image(
         "NAME=Slipway\nPRETTY_NAME=\"Slipway 2\"\nVERSION_ID=2\n",
     )
     .unwrap();
-    std::fs::write(tree.join("usr/lib/modules/6.1/vmlinuz"), vec![7; 300_000]).unwrap();
+    std::fs::write(
+        tree.join("usr/lib/modules/6.1/vmlinuz"),
+        crate::testing::kernel(300_000),
+    )
+    .unwrap();
     symlink("/usr/lib/modules/6.1/vmlinuz", tree.join("boot/vmlinuz")).unwrap();
     std::fs::write(tree.join("boot/initramfs.img"), vec![8; 100_000]).unwrap();
     let mut elf = vec![0u8; 5000];
     elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
     elf[18] = 62;
     std::fs::write(tree.join("usr/bin/os-agent"), elf).unwrap();
+    mode(&tree.join("usr/bin/os-agent"), 0o755);
     change(&tree);
     let file: Utf8PathBuf = dir.join("fs.img");
     let made = ["mke2fs", "/sbin/mke2fs", "/usr/sbin/mke2fs"]
@@ -100,7 +109,62 @@ fn a_whole_image_is_recognised_with_and_without_a_journal() {
 #[test]
 fn what_could_not_boot_or_is_another_is_refused() {
     type Change = fn(&Utf8Path);
-    let cases: [(Change, &str, Code, &str); 11] = [
+    let cases: [(Change, &str, Code, &str); 18] = [
+        (
+            |t| mode(&t.join("usr/bin/os-agent"), 0o644),
+            "2",
+            Code::NotBootable,
+            "agent /usr/bin/os-agent is not executable (mode 0644",
+        ),
+        (
+            |t| {
+                init(t);
+                mode(&t.join("usr/lib/systemd/systemd"), 0o4644);
+            },
+            "2",
+            Code::NotBootable,
+            "init /sbin/init is not executable (mode 4644",
+        ),
+        (
+            |t| std::fs::write(t.join("usr/lib/modules/6.1/vmlinuz"), "abc").unwrap(),
+            "2",
+            Code::NotBootable,
+            "kernel /boot/vmlinuz is no kernel (3 bytes",
+        ),
+        (
+            |t| std::fs::write(t.join("usr/lib/modules/6.1/vmlinuz"), vec![7; 300_000]).unwrap(),
+            "2",
+            Code::NotBootable,
+            "is no kernel",
+        ),
+        (
+            |t| {
+                let k = crate::testing::kernel(300_000);
+                std::fs::write(t.join("usr/lib/modules/6.1/vmlinuz"), &k[..200_000]).unwrap();
+            },
+            "2",
+            Code::NotBootable,
+            "it is cut off",
+        ),
+        (
+            |t| {
+                let mut k = vec![0u8; 300_000];
+                k[0x38..0x3c].copy_from_slice(b"ARM\x64");
+                std::fs::write(t.join("usr/lib/modules/6.1/vmlinuz"), k).unwrap();
+            },
+            "2",
+            Code::NotBootable,
+            "is for aarch64, the agent beside it for x86_64",
+        ),
+        (
+            |t| {
+                std::fs::remove_file(t.join("usr/bin/os-agent")).unwrap();
+                std::os::unix::net::UnixListener::bind(t.join("usr/bin/os-agent")).unwrap();
+            },
+            "2",
+            Code::NotBootable,
+            "is not a regular file",
+        ),
         (|_| {}, "3", Code::WrongVersion, "wanted \"3\""),
         (
             |t| std::fs::remove_file(t.join("boot/vmlinuz")).unwrap(),
@@ -178,6 +242,32 @@ fn what_could_not_boot_or_is_another_is_refused() {
         let e = r.unwrap_err();
         assert_eq!(e.code, code, "{e}");
         assert!(e.message.contains(says), "{e} / {says}");
+    }
+}
+
+/// A program that /sbin/init leads to.
+fn init(tree: &Utf8Path) {
+    for d in ["usr/lib/systemd", "sbin"] {
+        std::fs::create_dir_all(tree.join(d)).unwrap();
+    }
+    let program = tree.join("usr/lib/systemd/systemd");
+    std::fs::write(&program, "x").unwrap();
+    mode(&program, 0o755);
+    symlink("../usr/lib/systemd/systemd", tree.join("sbin/init")).unwrap();
+}
+
+#[test]
+fn an_init_that_can_run_and_one_that_is_missing_are_left_to_the_boot() {
+    type Change = fn(&Utf8Path);
+    let changes: [Change; 2] = [init, |t| {
+        init(t);
+        std::fs::remove_file(t.join("usr/lib/systemd/systemd")).unwrap();
+    }];
+    for change in changes {
+        let Some(r) = look(change, &[], &version("2")) else {
+            return;
+        };
+        r.unwrap();
     }
 }
 

@@ -22,7 +22,7 @@ fn archive() -> Maker {
     let mut m = Maker::default();
     m.add(&member("./", b'5'))
         .add(&member("./boot/", b'5'))
-        .file("./boot/vmlinuz", &vec![0x5a; 300_001])
+        .file("./boot/vmlinuz", &crate::testing::kernel(300_001))
         .file("./boot/initramfs.img", &vec![0xa5; 4096])
         .file(
             "./usr/lib/os-release",
