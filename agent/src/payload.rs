@@ -148,7 +148,19 @@ pub fn open(download: Box<dyn Download>, slot_size: u64) -> Result<Payload> {
     if payload.fs_bytes > slot_size {
         return Err(too_large(payload.fs_bytes, "its file system has"));
     }
+    payload.long_enough()?;
     Ok(payload)
+}
+
+/// An image that ends before its file system does.
+pub(crate) fn cut_off(name: &str, fs_bytes: u64, image: u64) -> AgentError {
+    AgentError::new(
+        Code::SizeMismatch,
+        format!(
+            "{name}: {} bytes missing: its file system has {fs_bytes}, the image only {image}",
+            fs_bytes.saturating_sub(image)
+        ),
+    )
 }
 
 /// Content size of the first frame, where its header says it.
@@ -187,6 +199,31 @@ impl Payload {
             inside: None,
             fs_bytes: 0,
             name,
+        }
+    }
+
+    /// What is not packed shows a cut before anything is written: by the length of the file, or of the member that the image is
+    /// in. Of what is packed only its end tells.
+    fn long_enough(&self) -> Result<()> {
+        let total = self.total().filter(|_| self.packing == Packing::Raw);
+        if let (Some(member), Some(total)) = (self.inside, total)
+            && total < member.saturating_add(self.head_at as u64)
+        {
+            return Err(AgentError::new(
+                Code::SizeMismatch,
+                format!(
+                    "{}: os.tar in it has {member} bytes, the whole file only {total}: it is cut off; nothing was written",
+                    self.name
+                ),
+            ));
+        }
+        match self.inside.or(total).filter(|n| *n < self.fs_bytes) {
+            Some(image) => {
+                let mut e = cut_off(&self.name, self.fs_bytes, image);
+                e.message.push_str("; nothing was written");
+                Err(e)
+            }
+            None => Ok(()),
         }
     }
 

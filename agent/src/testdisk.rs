@@ -217,6 +217,8 @@ pub fn fake_ext4(bytes: usize, seed: u32) -> Vec<u8> {
     data[1024 + 4..1024 + 8].copy_from_slice(&((bytes / 4096) as u32).to_le_bytes());
     data[1024 + 0x18..1024 + 0x1c].copy_from_slice(&2u32.to_le_bytes());
     data[1024 + 0x38..1024 + 0x3a].copy_from_slice(&[0x53, 0xef]);
+    // Extents.
+    data[1024 + 0x60] = 0x40;
     data
 }
 

@@ -1,6 +1,7 @@
 //! Interface messages ↔ the machine's types. PURE.
 
 use crate::error::{AgentError, Result};
+use crate::fetch::http;
 use crate::fetch::oci::reference;
 use crate::machine::{ActivateAsk, CancelAsk, CommitAsk, Proof, RollbackAsk};
 use crate::ports::{Location, SourceRequest};
@@ -107,6 +108,7 @@ pub fn stage(r: &v1::StageRequest, known: impl Fn(Slot) -> Option<Sha256Digest>)
                     "plain http is not permitted: use https, or allow it (--allow-http, flagSafe)",
                 ));
             }
+            http::well_formed(&u)?;
             Location::Url(u)
         }
         Some(v1::source::From::Url(u)) => {

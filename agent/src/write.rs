@@ -14,7 +14,7 @@ pub use readback::hash_of;
 pub use resume::known;
 
 use crate::error::{AgentError, Result};
-use crate::payload::{End, Form, Payload};
+use crate::payload::{self, End, Form, Payload};
 use crate::ports::{Cancel, JournalStore, Report, SlotDevice};
 use crate::rootfs;
 use crate::slots::OpenSlot;
@@ -399,14 +399,7 @@ fn hash(begin: Found, whole: bool, from: &Receiver<Chunk>, to: &SyncSender<Chunk
 /// Everything that must hold before the image becomes mountable.
 fn check(name: &str, fs_bytes: u64, image: &Hashed, end: &End, wanted: Sha256Digest) -> Result<()> {
     if image.size < fs_bytes {
-        return Err(AgentError::new(
-            Code::SizeMismatch,
-            format!(
-                "{name}: {} bytes missing: its file system has {fs_bytes}, the image only {}",
-                fs_bytes - image.size,
-                image.size
-            ),
-        ));
+        return Err(payload::cut_off(name, fs_bytes, image.size));
     }
     let got = end.digest.unwrap_or(image.sha256);
     if got != wanted {

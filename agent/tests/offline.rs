@@ -332,6 +332,27 @@ fn refusals_leave_the_disk_alone() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_an_error_also_where_nothing_would_be_fetched() {
+    let b = Bench::new();
+    let (good, sum) = b.file("good", &image("2"));
+    b.good(&["stage", "--image", &good, "--sha256", &sum]);
+    let again = b.good(&["stage", "--image", &good, "--sha256", &sum]);
+    assert_eq!(again["already_staged"], true);
+    let page = b.file("page", b"<html>log in</html>");
+    for (image, code, exit) in [
+        ("/nonexistent/update.img", "InvalidArgument", 2),
+        (b.dir.as_str(), "InvalidArgument", 2),
+        (page.0.as_str(), "NotAPayload", 4),
+        ("https://", "InvalidArgument", 2),
+        ("https://[::/u", "InvalidArgument", 2),
+    ] {
+        b.refused(&["stage", "--image", image, "--sha256", &sum], code, exit);
+    }
+    // It is staged all the while.
+    b.good(&["activate"]);
+}
+
+#[test]
 fn what_turns_out_wrong_is_never_armed() {
     let b = Bench::new();
     let good = b.file("good", &image("2"));
@@ -359,8 +380,18 @@ fn what_turns_out_wrong_is_never_armed() {
     );
     let cut = image("2");
     let cut = b.file("cut", &cut[..150_000]);
+    let before = b.bytes();
     let r = b.run(&["stage", "--image", &cut.0, "--sha256", &cut.1]);
     assert_eq!(r.exit, 4, "{}", r.stderr);
+    assert!(
+        r.stderr.contains("SizeMismatch") && r.stderr.contains("nothing was written"),
+        "{}",
+        r.stderr
+    );
+    assert!(
+        b.bytes() == before,
+        "a cut that shows by its length costs the slot nothing"
+    );
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(&image("2")).unwrap();
     let packed = packed.finish().unwrap();

@@ -4,8 +4,9 @@
 
 use crate::common::Offline;
 use os_e2e::disk::{noise, root_image};
+use os_e2e::ext4::Ext4;
 use os_e2e::http::{Length, Ranges, Reply, Server};
-use os_e2e::proc::Ended;
+use os_e2e::proc::{self, Ended};
 use os_e2e::product::sha256;
 use os_proto::env_block::Env;
 use os_proto::layout::Slot;
@@ -97,14 +98,82 @@ fn truncated_download() {
 
 #[test]
 #[ignore = "needs the release build, gdisk and mtools: tests/run image"]
-fn half_an_image_with_an_honest_length() {
+fn half_an_image_with_an_honest_length_costs_the_slot_nothing() {
     let o = node();
+    o.repeat_works();
+    let target = || o.disk.slot_sha256(Slot::B, o.disk.slot_size).unwrap();
+    let before = target();
     let (mut data, sum) = good(&o);
     data.truncate(data.len() / 2);
+    let file = o.dir.join("half.img");
+    fs_err::write(&file, &data).unwrap();
     let (_s, url) = serve(Reply::bytes(data));
-    let e = o.stage(&url, &sum);
-    assert_eq!(e.code, 4, "{}{}", e.out, e.err);
+    for from in [url.as_str(), file.as_str()] {
+        let e = o.stage(from, &sum);
+        assert_eq!(e.code, 4, "{}{}", e.out, e.err);
+        assert!(
+            e.err.contains("SizeMismatch") && e.err.contains("nothing was written"),
+            "{}{}",
+            e.out,
+            e.err
+        );
+        assert_eq!(target(), before, "slot B was written to");
+    }
     o.repeat_works();
+}
+
+#[test]
+#[ignore = "needs the release build, gdisk and mtools: tests/run image"]
+fn a_file_that_is_not_there_although_the_slot_holds_what_it_should_be() {
+    let o = node();
+    o.repeat_works();
+    let sum = sha256(&o.update).unwrap();
+    let e = o.stage("/nonexistent/update.img", &sum);
+    assert_eq!(e.code, 2, "{}{}", e.out, e.err);
+    assert!(e.err.contains("InvalidArgument"), "{}", e.err);
+}
+
+#[test]
+#[ignore = "needs the release build, gdisk and mtools: tests/run image"]
+fn an_older_file_system_than_the_boot_mounts() {
+    let o = node();
+    let file = o.dir.join("ext2.img");
+    proc::sh(&["mke2fs", "-q", "-F", "-t", "ext2", file.as_str(), "8M"]).unwrap();
+    let sum = sha256(&file).unwrap();
+    expect(&o, 4, "NotAPayload", |o| o.stage(file.as_str(), &sum));
+}
+
+#[test]
+#[ignore = "needs the release build, gdisk and mtools: tests/run image"]
+fn an_agent_or_init_that_cannot_run_and_a_kernel_that_is_none() {
+    let o = node();
+    let program = fs_err::read("/bin/true").unwrap();
+    for (path, data, mode, says) in [
+        (
+            "/usr/bin/os-agent",
+            &program[..],
+            0o644,
+            "agent /usr/bin/os-agent is not executable",
+        ),
+        (
+            "/usr/sbin/init",
+            &program[..],
+            0o600,
+            "init /sbin/init is not executable",
+        ),
+        ("/boot/vmlinuz", b"abc", 0o644, "is no kernel (3 bytes"),
+    ] {
+        let file = o.dir.join("bad.img");
+        fs_err::copy(&o.update, &file).unwrap();
+        let fs = Ext4 { image: file.clone() };
+        fs.write(path, data, mode).unwrap();
+        let sum = sha256(&file).unwrap();
+        expect(&o, 3, "NotBootable", |o| {
+            let e = o.stage(file.as_str(), &sum);
+            assert!(e.err.contains(says), "{}{}", e.out, e.err);
+            e
+        });
+    }
 }
 
 #[test]

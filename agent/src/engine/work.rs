@@ -147,12 +147,22 @@ impl Engine {
         };
         let wanted = verify::opaque(task.digest, &policy);
         let from_slot = matches!(task.request.location, Location::Slot(_));
+        let inactive = layout.inactive()?;
+        let slot_size = inactive.size();
+        let mut request = task.request.clone();
+        request.max_bytes = slot_size.saturating_add(SLACK);
+        let report: Arc<dyn Report> = op.clone();
         let holds = self
             .lock()
             .node
             .record(target)
             .is_some_and(|r| r.content != Content::Dirty && r.is(&task.digest));
         if holds {
+            // Nothing will be fetched, but a file that is not there or is no image is a mistake all the same.
+            if matches!(request.location, Location::File(_)) {
+                let download = self.ports.source.open(&request, &op.cancel, report.clone())?;
+                payload::open(download, slot_size)?;
+            }
             match self.read_back(op, &layout) {
                 Ok(installed) => {
                     self.inspected(&installed, task)?;
@@ -161,22 +171,19 @@ impl Engine {
                 // What lies there is not what the record says: write it anew.
                 Err(e) if e.class() == Class::Corrupt && !from_slot => {
                     tracing::warn!(%e, "the slot contradicts its record; fetching");
+                    // Until the source answers: nothing is read back any more.
+                    report.step("fetch", None);
                 }
                 Err(e) => return Err(e),
             }
         }
         let wanted = wanted?;
-        let inactive = layout.inactive()?;
-        let slot_size = inactive.size();
         let key = write::Key {
             checksum: task.digest,
             part_uuid: inactive.part_uuid(),
             slot_size,
             origin: origin(&task.request.location),
         };
-        let mut request = task.request.clone();
-        request.max_bytes = slot_size.saturating_add(SLACK);
-        let report: Arc<dyn Report> = op.clone();
         let mut attempt = 1;
         let mut wrote = false;
         // How the first read-back failed.

@@ -91,6 +91,14 @@ impl Ask {
     }
 }
 
+/// PURE: whether a text is an http or https URL with a host.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn well_formed(url: &str) -> Result<()> {
+    parse(url).map(drop)
+}
+
 impl HttpSource {
     /// `handle` must be of a multi-threaded runtime.
     pub fn new(handle: Handle, clock: Arc<dyn Clock>, policy: Policy) -> HttpSource {

@@ -3,7 +3,7 @@
 /// What first bytes say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// An ext file system (ext4's superblock magic), with its size in bytes.
+    /// An ext4 file system, with its size in bytes.
     Ext4 {
         /// Blocks times block size of the superblock.
         bytes: u64,
@@ -27,6 +27,10 @@ pub enum Kind {
 /// Offset of the superblock in an ext file system.
 const SUPERBLOCK: usize = 1024;
 
+/// What is mounted at boot is ext4 (`rootfstype=ext4`); its two forerunners share the magic.
+const OLDER_EXT: &str =
+    "an ext2 or ext3 file system (no extents; a slot is mounted as ext4: make it with mke2fs -t ext4)";
+
 /// Decides; wants the first 64 KiB, or everything when there is less.
 pub fn sniff(head: &[u8]) -> Kind {
     let at = |offset: usize, magic: &[u8]| head.get(offset..offset + magic.len()) == Some(magic);
@@ -48,7 +52,11 @@ pub fn sniff(head: &[u8]) -> Kind {
         );
     }
     if let Some(bytes) = ext4_bytes(head) {
-        return Kind::Ext4 { bytes };
+        return if has_extents(head) {
+            Kind::Ext4 { bytes }
+        } else {
+            Kind::Known(OLDER_EXT)
+        };
     }
     let named: [(usize, &[u8], &'static str); 9] = [
         (
@@ -99,6 +107,11 @@ pub fn ext4_bytes(head: &[u8]) -> Option<u64> {
     }
     let blocks = (high << 32) | low;
     blocks.checked_mul(1024u64 << log).filter(|b| *b > 0)
+}
+
+/// Whether files of an ext file system may have extents: what every ext4 has and ext2 and ext3 have not (INCOMPAT_EXTENTS).
+fn has_extents(head: &[u8]) -> bool {
+    head.get(SUPERBLOCK + 0x60).is_some_and(|b| b & 0x40 != 0)
 }
 
 /// Pages and other text: what a login portal or a file server's error answers with.

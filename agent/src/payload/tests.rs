@@ -127,6 +127,15 @@ fn what_is_no_slot_image_is_refused_by_name() {
             "update.img, not system.img",
         ),
         (at(4096, b"EFI PART"), Code::NotAPayload, "GUID partition table"),
+        (
+            {
+                let mut ext2 = fake_ext4(102_400, 5);
+                ext2[1024 + 0x60] = 0x02;
+                ext2
+            },
+            Code::NotAPayload,
+            "an ext2 or ext3 file system (no extents; a slot is mounted as ext4",
+        ),
         (at(0, b"QFI\xfb"), Code::NotAPayload, "qcow2"),
         (at(0, b"\xfd7zXZ\0"), Code::NotAPayload, "xz"),
         (at(0, b"\x89SLIPWAY"), Code::UnsupportedFormat, "Slipway update"),
@@ -259,6 +268,40 @@ proptest! {
         prop_assert!(got == image);
         prop_assert_eq!(end.digest.unwrap_or(sha(&image)), sha(&file));
     }
+}
+
+#[test]
+fn a_cut_that_shows_by_the_length_is_refused_before_anything_is_written() {
+    use crate::rootfs::tar::tests::Maker;
+    let image = fake_ext4(300_000 / 4096 * 4096, 4);
+    let cut = &image[..200_000];
+    let wrapped = Maker::default().file("os.tar", &image).end();
+    let of = |data: &[u8], total| open(Pieces::of(data, 10_000, total), 1 << 20);
+    for (file, says) in [
+        (cut.to_vec(), "99008 bytes missing: its file system has 299008"),
+        (Maker::default().file("os.tar", cut).end(), "99008 bytes missing"),
+        (
+            gz(&Maker::default().file("os.tar", cut).end()),
+            "99008 bytes missing",
+        ),
+        (
+            wrapped[..200_000].to_vec(),
+            "os.tar in it has 299008 bytes, the whole file only 200000",
+        ),
+    ] {
+        let e = of(&file, true).err().unwrap();
+        assert_eq!(e.code, Code::SizeMismatch, "{e}");
+        assert!(
+            e.message.contains(says) && e.message.ends_with("nothing was written"),
+            "{e}"
+        );
+    }
+    // Without a length, and of what is packed, only the end tells.
+    assert!(of(cut, false).is_ok());
+    assert!(of(&gz(cut), true).is_ok());
+    assert!(of(&zst(cut), true).is_ok());
+    // An image may be longer than its file system.
+    assert!(of(&[&image[..], &[0; 5000]].concat(), true).is_ok());
 }
 
 #[test]
