@@ -70,6 +70,8 @@ pub enum TableFact {
         entries: Vec<Entry>,
         /// Set when the primary is damaged and the backup was read, with the damage.
         primary_damage: Option<String>,
+        /// What is wrong with the backup, where the primary is sound.
+        backup_damage: Option<String>,
     },
     /// Something else, by name, or why nothing could be read.
     Other(String),

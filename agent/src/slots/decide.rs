@@ -102,7 +102,7 @@ fn root_partition<'a>(facts: &'a Facts, root: &mount::Mount) -> Result<(&'a Disk
     ))
 }
 
-fn gpt_entries(disk: &DiskFact) -> Result<(&[Entry], Option<&str>)> {
+fn gpt_entries(disk: &DiskFact) -> Result<(&[Entry], Option<String>)> {
     if !matches!(disk.sector_size, 512 | 4096) {
         return Err(refuse(
             Code::DiskUnsupported,
@@ -116,7 +116,22 @@ fn gpt_entries(disk: &DiskFact) -> Result<(&[Entry], Option<&str>)> {
         TableFact::Gpt {
             entries,
             primary_damage,
-        } => Ok((entries, primary_damage.as_deref())),
+            backup_damage,
+        } => {
+            let damage = match (primary_damage, backup_damage) {
+                (Some(d), _) => Some(format!(
+                    "{}: the primary partition table is damaged ({d}); the backup was read and nothing repaired",
+                    disk.node
+                )),
+                (None, Some(d)) => Some(format!(
+                    "{0}: the backup partition table at the end of the disk is damaged ({d}); the primary is sound, and sgdisk -e {0} \
+                     writes the backup anew",
+                    disk.node
+                )),
+                (None, None) => None,
+            };
+            Ok((entries, damage))
+        }
         TableFact::Other(what) => Err(refuse(
             Code::DiskUnsupported,
             format!("{}: {what}; expected a GUID partition table", disk.node),
@@ -125,7 +140,7 @@ fn gpt_entries(disk: &DiskFact) -> Result<(&[Entry], Option<&str>)> {
 }
 
 /// Gives each role its partition.
-fn roles(disk: &DiskFact, (entries, damage): (&[Entry], Option<&str>)) -> Result<(Vec<Part>, Vec<String>)> {
+fn roles(disk: &DiskFact, (entries, damage): (&[Entry], Option<String>)) -> Result<(Vec<Part>, Vec<String>)> {
     let has = |name: &str| entries.iter().any(|e| e.name == name);
     if !has(Role::OsState.name()) {
         if has("ROOT-A") && has("ROOT-B") {
@@ -217,16 +232,7 @@ fn roles(disk: &DiskFact, (entries, damage): (&[Entry], Option<&str>)) -> Result
         });
     }
     overlap(disk, entries)?;
-    let warnings = damage
-        .map(|d| {
-            format!(
-                "{}: the primary partition table is damaged ({d}); the backup was read and nothing repaired",
-                disk.node
-            )
-        })
-        .into_iter()
-        .chain(absent)
-        .collect();
+    let warnings = damage.into_iter().chain(absent).collect();
     Ok((parts, warnings))
 }
 

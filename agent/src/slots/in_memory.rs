@@ -37,6 +37,7 @@ impl DiskFact {
             table: TableFact::Gpt {
                 entries,
                 primary_damage: None,
+                backup_damage: None,
             },
             nodes: Vec::new(),
         }

@@ -38,6 +38,7 @@ fn disk(node: &str, major: u32, minor: u32, base: u128, name: impl Fn(u32) -> St
                 entry(Role::OsState, 11, 2, base + 6),
             ],
             primary_damage: None,
+            backup_damage: None,
         },
         nodes: (1..=6)
             .map(|n| PartNode {
@@ -300,6 +301,24 @@ fn a_damaged_primary_table_is_a_warning() {
     }
     let l = discover(&facts(d, "8:2", &line(A, "A"))).unwrap();
     assert!(l.warnings()[0].contains("nothing repaired"), "{:?}", l.warnings());
+}
+
+#[test]
+fn a_damaged_backup_table_is_a_warning_that_says_how_to_mend_it() {
+    let mut d = sda();
+    if let TableFact::Gpt { backup_damage, .. } = &mut d.table {
+        *backup_damage = Some("no GPT header".into());
+    }
+    let l = discover(&facts(d, "8:2", &line(A, "A"))).unwrap();
+    let [w] = l.warnings() else {
+        panic!("{:?}", l.warnings())
+    };
+    assert!(
+        w.contains("backup partition table")
+            && w.contains("no GPT header")
+            && w.contains("sgdisk -e /dev/sda"),
+        "{w}"
+    );
 }
 
 #[test]

@@ -142,6 +142,10 @@ fn sys_disk(dir: &Utf8Path, dev_dir: &Utf8Path, dev: DevNo, size: u64) -> DiskFa
 fn table_of(file: &File, size: u64, sector: u32) -> TableFact {
     match read_table(file, size, sector) {
         Ok((t, damage)) => TableFact::Gpt {
+            backup_damage: damage
+                .is_none()
+                .then(|| backup_damage(file, sector, &t))
+                .flatten(),
             entries: t.entries,
             primary_damage: damage.map(|d| d.to_string()),
         },
@@ -171,21 +175,36 @@ pub fn read_table(
     sector: u32,
 ) -> std::result::Result<(Table, Option<BadTable>), BadTable> {
     let s = u64::from(sector);
-    let one = |at: u64| -> std::result::Result<Table, BadTable> {
-        let mut head = vec![0u8; sector as usize];
-        file.read_exact_at(&mut head, at).map_err(|_| BadTable::Short)?;
-        let ext = gpt_table::header(&head, at, sector)?;
-        let mut array = vec![0u8; ext.entries_bytes];
-        file.read_exact_at(&mut array, ext.entries_at)
-            .map_err(|_| BadTable::Short)?;
-        gpt_table::table(&head, at, sector, &array)
-    };
-    match one(s) {
+    match table_at(file, s, sector) {
         Ok(t) => Ok((t, None)),
-        Err(primary) => match (size / s).checked_sub(1).map(|lba| one(lba * s)) {
+        Err(primary) => match (size / s)
+            .checked_sub(1)
+            .map(|lba| table_at(file, lba * s, sector))
+        {
             Some(Ok(t)) => Ok((t, Some(primary))),
             _ => Err(primary),
         },
+    }
+}
+
+/// The copy of the table whose header is at byte `at`.
+fn table_at(file: &File, at: u64, sector: u32) -> std::result::Result<Table, BadTable> {
+    let mut head = vec![0u8; sector as usize];
+    file.read_exact_at(&mut head, at).map_err(|_| BadTable::Short)?;
+    let ext = gpt_table::header(&head, at, sector)?;
+    let mut array = vec![0u8; ext.entries_bytes];
+    file.read_exact_at(&mut array, ext.entries_at)
+        .map_err(|_| BadTable::Short)?;
+    gpt_table::table(&head, at, sector, &array)
+}
+
+/// What is wrong with the backup of a sound primary. It is looked for where the primary says: on a disk that became larger that
+/// is not the end, until PERSIST grows.
+fn backup_damage(file: &File, sector: u32, primary: &Table) -> Option<String> {
+    match table_at(file, primary.other_header, sector) {
+        Ok(b) if b.disk_guid == primary.disk_guid && b.entries == primary.entries => None,
+        Ok(_) => Some("it names other partitions".into()),
+        Err(e) => Some(e.to_string()),
     }
 }
 

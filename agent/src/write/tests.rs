@@ -127,6 +127,7 @@ fn layout() -> slots::Layout {
         table: TableFact::Gpt {
             entries,
             primary_damage: None,
+            backup_damage: None,
         },
         nodes: vec![],
     };

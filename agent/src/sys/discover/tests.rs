@@ -37,6 +37,42 @@ fn damaged_headers_are_read_from_the_backup_and_never_repaired() {
 }
 
 #[test]
+fn a_backup_that_is_damaged_or_cut_off_is_told_and_nothing_is_repaired() {
+    for sector in [512u64, 4096] {
+        let d = Scratch::of(sector as u32);
+        let whole = d.bytes();
+        let size = whole.len() as u64;
+        assert!(d.layout().warnings().is_empty(), "{:?}", d.layout().warnings());
+        let told = |says: &str| {
+            let before = d.bytes();
+            let l = d.layout();
+            let [w] = l.warnings() else {
+                panic!("{:?}", l.warnings())
+            };
+            assert!(w.contains(says) && w.contains("sgdisk -e"), "{w}");
+            assert_eq!(d.bytes(), before);
+        };
+        let f = d.open();
+        f.write_all_at(&vec![0; sector as usize], size - sector).unwrap();
+        told("no GPT header");
+        f.write_all_at(&whole[(size - sector) as usize..], size - sector)
+            .unwrap();
+        // A byte of its entries.
+        let at = size - 5 * sector;
+        f.write_all_at(&[whole[at as usize] ^ 1], at).unwrap();
+        told("checksum of the GPT entries");
+        f.set_len(size - sector).unwrap();
+        told("the disk ends before its partition table does");
+        // A disk that became larger has its backup where it was.
+        f.set_len(size - 5 * sector).unwrap();
+        f.write_all_at(&whole[(size - 5 * sector) as usize..], size - 5 * sector)
+            .unwrap();
+        f.set_len(size + (1 << 20)).unwrap();
+        assert!(d.layout().warnings().is_empty(), "{:?}", d.layout().warnings());
+    }
+}
+
+#[test]
 fn what_is_no_slipway_disk_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let root = Utf8Path::from_path(dir.path()).unwrap();
