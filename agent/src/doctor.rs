@@ -9,6 +9,7 @@ pub use facts::{Disk, Facts, Persist, Watchdog};
 pub use look::{Sight, look};
 pub use repair::repair;
 
+use crate::state::TOO_NEW_ADVICE;
 use os_proto::layout::{MIB, Slot, cmdline};
 
 /// How a check ended.
@@ -125,7 +126,8 @@ fn disk(f: &Facts) -> Check {
             "disk",
             Verdict::Warn,
             format!("{found}; {w}"),
-            "repair the partition table from outside; the agent never does",
+            "repair the partition table from outside while the disk is not in use (sgdisk -e writes a lost backup anew, sgdisk -v checks); \
+             the agent never does",
         ),
         None => check("disk", Verdict::Good, found, ""),
     }
@@ -251,15 +253,20 @@ fn persist(f: &Facts) -> Check {
             NAME,
             Verdict::Bad,
             format!("nothing can be stored: {why}"),
-            "repair or recreate PERSIST; until then nothing is staged, but trials are still committed or left",
+            if f.offline {
+                "make the state directory writable, or name another one with --state; until then every command that changes something is \
+                 refused (StateWriteFailed), commit and rollback too"
+            } else {
+                "repair or recreate PERSIST; until then nothing is staged, but trials are still committed or left"
+            },
         );
     }
     if p.read_only {
         return check(
             NAME,
-            Verdict::Warn,
+            Verdict::Bad,
             p.problem.clone().unwrap_or_default(),
-            "commit, roll back, or update forward to the newer agent",
+            TOO_NEW_ADVICE,
         );
     }
     if let Some(why) = &p.problem {

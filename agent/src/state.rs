@@ -174,6 +174,11 @@ impl State {
     }
 }
 
+/// What can be done where a newer agent wrote the state: everything that this one still does, and the way out.
+pub const TOO_NEW_ADVICE: &str = "go back to the slot whose agent wrote it (os-agent rollback --reboot) and update from there; a commit \
+works here too. Where no slot has that agent any more, stop this one, set state.json in the state directory aside and start it \
+again: history and denials begin anew";
+
 fn too_new(min_reader: Option<u64>) -> String {
     format!(
         "state.json needs an agent of state version {}, this one has {SCHEMA}; it is read as far as possible and not written",

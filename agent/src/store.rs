@@ -108,12 +108,12 @@ impl DirStore {
     }
 
     /// For looking only: nothing is created and no room is taken, so that looking leaves no trace. A directory that is not there
-    /// is empty; a file system that is mounted read-only counts as missing, as it would for a writer.
+    /// is empty; one where this user can write nothing counts as missing, as it would for a writer.
     pub fn look(dir: &Utf8Path) -> DirStore {
-        let read_only = dir.ancestors().find(|d| d.exists()).is_some_and(space::read_only);
+        let closed = dir.ancestors().find(|d| d.exists()).and_then(space::closed);
         DirStore {
             dir: dir.to_owned(),
-            missing: read_only.then(|| format!("{dir}: Read-only file system")),
+            missing: closed.map(|e| format!("{dir}: {e}")),
             room: STATE_ROOM,
         }
     }

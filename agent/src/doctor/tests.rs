@@ -153,6 +153,14 @@ fn each_fault_has_its_check_and_its_advice() {
             Verdict::Warn,
             Box::new(|f| f.persist.free = Some((1 << 30, 3))),
         ),
+        (
+            "persist",
+            Verdict::Bad,
+            Box::new(|f| {
+                f.persist.read_only = true;
+                f.persist.problem = Some("state.json needs an agent of state version 9".into());
+            }),
+        ),
         ("clock", Verdict::Bad, Box::new(|f| f.now_unix = 0)),
         ("clock", Verdict::Warn, Box::new(|f| f.synchronised = Some(false))),
         ("watchdog", Verdict::Warn, Box::new(|f| f.watchdogs.clear())),
@@ -182,6 +190,31 @@ fn each_fault_has_its_check_and_its_advice() {
         assert!(!c.advice.is_empty(), "{c:#?}");
         assert_eq!(sound(&all), wanted != Verdict::Bad);
     }
+}
+
+#[test]
+fn what_cannot_be_stored_has_the_advice_of_the_place() {
+    let mut f = facts();
+    f.persist.missing = Some("/x: Read-only file system".into());
+    let advice = |f: &Facts| {
+        checks(f)
+            .into_iter()
+            .find(|c| c.name == "persist")
+            .unwrap()
+            .advice
+    };
+    assert!(
+        advice(&f).contains("trials are still committed"),
+        "{}",
+        advice(&f)
+    );
+    // Offline a commit is refused there, as the target's own lock and log lie in that directory.
+    f.offline = true;
+    let a = advice(&f);
+    assert!(
+        a.contains("--state") && a.contains("refused (StateWriteFailed), commit"),
+        "{a}"
+    );
 }
 
 #[test]

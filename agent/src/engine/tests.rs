@@ -1,6 +1,7 @@
 //! Whole stories on a simulated node: real engine, real write path, GRUB's model, scripted boots.
 #![allow(clippy::disallowed_methods)]
 
+use super::Begun;
 use crate::error::AgentError;
 use crate::testing::{Fate, Node, Write, image, image_without, sha256};
 use os_proto::codes::Code;
@@ -793,6 +794,45 @@ fn without_state_the_evidence_of_a_fallback_stays_in_the_environment() {
 }
 
 #[test]
+fn a_cut_image_is_refused_before_the_slot_is_touched() {
+    let n = Node::new();
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    let before = n.disk.medium().log.len();
+    let cut = crate::testing::image("3")[..200_000].to_vec();
+    let mut r = n.stage_request("3", "");
+    r.checksum = sha256(&cut).to_string();
+    n.source.put("http://images/3", cut);
+    let e = n.stage(&r).unwrap_err();
+    assert_eq!(e.code, Code::SizeMismatch, "{e}");
+    let wrote = n.disk.medium().log[before..]
+        .iter()
+        .any(|w| matches!(w, Write::Slot(..)));
+    assert!(!wrote, "{:?}", n.disk.medium().log);
+    // What was staged before still is.
+    n.activate("", false).unwrap();
+}
+
+#[test]
+fn progress_says_fetch_while_a_stale_record_is_replaced() {
+    let n = Node::new();
+    let r = n.stage_request("2", "");
+    n.stage(&r).unwrap();
+    n.disk.medium().slots[1][5000] ^= 1;
+    // The source does not answer, so that nothing else tells what goes on.
+    n.source
+        .fail_open(AgentError::new(Code::FetchFailed, "no answer"));
+    let begun = n.engine().stage(&r, "t").unwrap();
+    let Begun::Running(h) = begun else {
+        panic!("nothing runs")
+    };
+    let view = h.follow();
+    n.until("an end", |_| view.borrow().result.is_some());
+    let v = view.borrow().clone();
+    assert_eq!(v.progress.step, "fetch", "{v:?}");
+}
+
+#[test]
 fn a_damaged_or_newer_state_starts_reports_and_still_commits() {
     for (text, read_only) in [
         (&b"{ not json"[..], false),
@@ -818,7 +858,9 @@ fn a_damaged_or_newer_state_starts_reports_and_still_commits() {
         if read_only {
             assert_eq!(n.disk.medium().state.as_deref(), Some(text), "never written");
             let r = n.stage_request("3", "");
-            assert_eq!(code(n.stage(&r)), Code::StateTooNew);
+            let e = n.stage(&r).unwrap_err();
+            assert_eq!(e.code, Code::StateTooNew);
+            assert!(e.message.contains("os-agent rollback --reboot"), "{e}");
             // Back to the other slot works on newer state.
             n.engine()
                 .rollback(

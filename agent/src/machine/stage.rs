@@ -4,7 +4,7 @@ use super::{
     Effect, FALLBACK_BUDGET, Node, Outcome, Running, STAGE_BUDGET, SlotContent, StageAsk, Step, Then, ops,
 };
 use crate::error::{AgentError, Result};
-use crate::state::{FailedStage, Failure, Kind, OpResult, Operation, Phase, Staged};
+use crate::state::{FailedStage, Failure, Kind, OpResult, Operation, Phase, Staged, TOO_NEW_ADVICE};
 use os_proto::codes::{Class, Code};
 use os_proto::digest::Sha256Digest;
 use os_proto::layout::Slot;
@@ -115,7 +115,7 @@ fn still_there(node: &Node, old: &Operation, digest: &Sha256Digest) -> bool {
 pub(super) fn too_new() -> AgentError {
     AgentError::new(
         Code::StateTooNew,
-        "the state on this node was written by a newer agent and this one only reads it: update forward, commit or roll back",
+        format!("the state was written by a newer agent and this one only reads it: {TOO_NEW_ADVICE}"),
     )
 }
 

@@ -32,6 +32,18 @@ pub fn read_only(path: &Utf8Path) -> bool {
     rustix::fs::statvfs(path.as_str()).is_ok_and(|s| s.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
+/// Why nothing can be created in the directory `path`: its file system is mounted read-only, or this user may not. `None` = it can.
+pub fn closed(path: &Utf8Path) -> Option<std::io::Error> {
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    if read_only(path) {
+        return Some(rustix::io::Errno::ROFS.into());
+    }
+    let wanted = Access::WRITE_OK | Access::EXEC_OK;
+    accessat(CWD, path.as_str(), wanted, AtFlags::EACCESS)
+        .err()
+        .map(Into::into)
+}
+
 /// Bytes and inodes of the tree at `path`; nothing where there is none.
 pub fn used(path: &Utf8Path) -> (u64, u64) {
     let mut todo = vec![path.to_owned()];

@@ -174,6 +174,7 @@ fn a_state_directory_that_is_read_only_is_read_and_stops_what_would_write() {
         &["stage", "--image", &three.0, "--sha256", &three.1][..],
         &["activate"],
         &["rollback"],
+        &["commit"],
     ] {
         let r = with(args);
         assert_eq!(
@@ -196,5 +197,11 @@ fn a_state_directory_that_is_read_only_is_read_and_stops_what_would_write() {
     );
     assert!(s["problems"].to_string().contains("Read-only"), "{s:#}");
     let d = with(&["doctor"]).json();
-    assert!(d["checks"].to_string().contains("Read-only"), "{d:#}");
+    let told = d["checks"].to_string();
+    assert!(
+        told.contains("Read-only")
+            && told.contains("--state; until then every command that changes something"),
+        "{d:#}"
+    );
+    assert_eq!(d["sound"], false);
 }
