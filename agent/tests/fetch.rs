@@ -8,7 +8,7 @@
 
 use camino::Utf8PathBuf;
 use os_agent::testdisk::TestDisk;
-use os_agent::testing::{image, sha256};
+use os_agent::testing::{image, kernel, sha256};
 use os_proto::layout::MIB;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -386,6 +386,67 @@ fn t9_proxies_tunnel_https_and_are_passed_by_where_they_must_be() {
     );
 }
 
+/// A proxy that answers everything with this status.
+fn refusing(status: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let mut reader = BufReader::new(client.try_clone().unwrap());
+            let mut text = String::new();
+            while !text.ends_with("\r\n\r\n") && reader.read_line(&mut text).unwrap_or(0) > 0 {}
+            let _ = write!(
+                client,
+                "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            );
+        }
+    });
+    port
+}
+
+#[test]
+fn a_proxy_that_refuses_is_named_with_what_to_do_and_without_its_credentials() {
+    let b = Bench::new(4);
+    let sum = sha256(b"x").to_string();
+    let gone = {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        l.local_addr().unwrap().port()
+    };
+    let (forbids, asks) = (
+        refusing("403 Forbidden"),
+        refusing("407 Proxy Authentication Required"),
+    );
+    for (url, port, says) in [
+        (
+            "https://images.test/u",
+            forbids,
+            "refuses to connect to images.test",
+        ),
+        ("https://images.test/u", asks, "wants credentials"),
+        ("https://images.test/u", gone, "(HTTPS_PROXY): "),
+        (
+            "http://images.test/u",
+            forbids,
+            "status 403 Forbidden (asked through the proxy",
+        ),
+        ("http://images.test/u", asks, "wants credentials"),
+        ("http://images.test/u", gone, "(HTTP_PROXY): "),
+    ] {
+        let at = format!("http://me:pass%20word@127.0.0.1:{port}");
+        let r = b.run(
+            &["stage", "--image", url, "--sha256", &sum, "--allow-http"],
+            &[("HTTPS_PROXY", &at), ("HTTP_PROXY", &at)],
+        );
+        assert_eq!(r.exit, 5, "{url}: {}", r.stderr);
+        let proxy = format!("the proxy http://127.0.0.1:{port}");
+        for part in ["FetchFailed", &proxy, says] {
+            assert!(r.stderr.contains(part), "{url}: {part}: {}", r.stderr);
+        }
+        assert!(!r.stderr.contains("pass"), "{}", r.stderr);
+    }
+}
+
 #[test]
 fn an_authority_of_its_own_excludes_all_others_and_the_clock_is_named() {
     let b = Bench::new(4);
@@ -476,8 +537,9 @@ fn an_archive_is_staged_verified_and_known_again() {
     let b = Bench::new(8);
     let mut tar = Vec::new();
     let agent = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 11], b"\x3e\0", &[0; 200]].concat();
+    let kernel = kernel(20_000);
     for (name, data) in [
-        ("./boot/vmlinuz", b"kernel".as_slice()),
+        ("./boot/vmlinuz", kernel.as_slice()),
         ("./boot/initramfs.img", b"initramfs"),
         (
             "./usr/lib/os-release",

@@ -120,13 +120,20 @@ pub(super) async fn run(
                     .get(header::RETRY_AFTER)
                     .and_then(|v| v.to_str().ok()?.trim().parse().ok())
                     .map(Duration::from_secs);
-                return Err(Failure::Again(format!("status {status}"), pause));
+                return Err(Failure::Again(
+                    format!("status {status}{}", client::asked_through(&url)),
+                    pause,
+                ));
             }
             Verdict::Final => {
-                return Err(Failure::Final(AgentError::new(
-                    Code::FetchFailed,
-                    format!("status {}", response.status()),
-                )));
+                let through = client::asked_through(&url);
+                return Err(Failure::Final(match status {
+                    407 if !through.is_empty() => client::wants_credentials(&url),
+                    _ => AgentError::new(
+                        Code::FetchFailed,
+                        format!("status {}{through}", response.status()),
+                    ),
+                }));
             }
         }
     }
@@ -159,7 +166,7 @@ async fn send(
     }
     let limit = policy.connect_timeout + policy.first_byte_timeout;
     let response = match tokio::time::timeout(limit, r.send()).await {
-        Ok(sent) => sent.map_err(|e| client::failure(e, clock))?,
+        Ok(sent) => sent.map_err(|e| client::failure(e, url, clock))?,
         Err(_) => {
             return Err(Failure::Again(
                 format!("no answer within {} s", limit.as_secs()),

@@ -5,6 +5,7 @@ use crate::error::AgentError;
 use crate::fetch::Policy;
 use crate::ports::{Clock, SourceRequest};
 use camino::Utf8Path;
+use hyper_util::client::proxy::matcher::Matcher;
 use os_proto::codes::Code;
 use reqwest::{Certificate, Client, ClientBuilder, Identity, Url, redirect};
 use std::error::Error;
@@ -74,8 +75,81 @@ pub(super) fn is_loopback(url: &Url) -> bool {
     host.eq_ignore_ascii_case("localhost") || bare.parse::<std::net::IpAddr>().is_ok_and(|a| a.is_loopback())
 }
 
+/// The proxy that the environment names for `url`, without its credentials.
+fn proxy(url: &Url) -> Option<String> {
+    if is_loopback(url) {
+        return None;
+    }
+    through(&Matcher::from_system(), url)
+}
+
+/// PURE: the proxy of these rules for `url`, without its credentials.
+fn through(rules: &Matcher, url: &Url) -> Option<String> {
+    let proxy = rules.intercept(&url.as_str().parse().ok()?)?;
+    let uri = proxy.uri();
+    let port = uri.port_u16().map(|p| format!(":{p}")).unwrap_or_default();
+    Some(format!(
+        "{}://{}{port}",
+        uri.scheme_str().unwrap_or("http"),
+        uri.host().unwrap_or_default()
+    ))
+}
+
+/// Says that a plain http answer came from a proxy, or through one: which of both refused cannot be told.
+pub(super) fn asked_through(url: &Url) -> String {
+    proxy(url)
+        .filter(|_| url.scheme() == "http")
+        .map(|p| format!(" (asked through the proxy {p})"))
+        .unwrap_or_default()
+}
+
+/// A proxy answered 407.
+pub(super) fn wants_credentials(url: &Url) -> AgentError {
+    let proxy = proxy(url).unwrap_or_default();
+    AgentError::new(
+        Code::FetchFailed,
+        format!(
+            "the proxy {proxy} wants credentials that it was not given, or not these (407): write them into its URL in the agent's \
+             environment ({}=http://USER:PASSWORD@HOST:PORT), or let NO_PROXY name {}",
+            variable(url),
+            super::address::host(url)
+        ),
+    )
+}
+
+/// Which variable names the proxy of a URL.
+fn variable(url: &Url) -> &'static str {
+    if url.scheme() == "http" {
+        "HTTP_PROXY"
+    } else {
+        "HTTPS_PROXY"
+    }
+}
+
+/// A connection that was to go through a proxy and did not come about. hyper-util says no more than these texts.
+fn not_through(text: &str, proxy: &str, url: &Url) -> Failure {
+    if text.contains("proxy authorization required") {
+        return Failure::Final(wants_credentials(url));
+    }
+    let host = super::address::host(url);
+    if text.contains("tunnel error: unsuccessful") {
+        // Perhaps it is only busy: its status is not known.
+        return Failure::Again(
+            format!(
+                "the proxy {proxy} refuses to connect to {host} (its answer to CONNECT was not 200): permit that host and port there, or \
+                 let NO_PROXY name it"
+            ),
+            None,
+        );
+    }
+    Failure::Again(
+        format!("through the proxy {proxy} ({}): {text}", variable(url)),
+        None,
+    )
+}
+
 /// A failed exchange: a certificate's date makes the clock the suspect, anything else is tried again.
-pub(super) fn failure(e: reqwest::Error, clock: &dyn Clock) -> Failure {
+pub(super) fn failure(e: reqwest::Error, url: &Url, clock: &dyn Clock) -> Failure {
     let e = e.without_url();
     let text = chain(&e);
     if let Some(date) = certificate_date(&e) {
@@ -97,7 +171,10 @@ pub(super) fn failure(e: reqwest::Error, clock: &dyn Clock) -> Failure {
             ),
         ));
     }
-    Failure::Again(text, None)
+    match proxy(url).filter(|_| e.is_connect()) {
+        Some(proxy) => not_through(&text, &proxy, url),
+        None => Failure::Again(text, None),
+    }
 }
 
 /// Why a certificate was refused, if that is what happened.
@@ -163,6 +240,47 @@ mod tests {
         ] {
             assert!(!is_loopback(&no.parse().unwrap()), "{no}");
         }
+    }
+
+    #[test]
+    fn a_proxy_is_named_without_its_credentials() {
+        let rules = Matcher::builder()
+            .https("http://user:secret@proxy.test:3128")
+            .http("proxy.test")
+            .no("near.test")
+            .build();
+        let of = |url: &str| through(&rules, &url.parse().unwrap());
+        assert_eq!(
+            of("https://images.test/u?sig=x").as_deref(),
+            Some("http://proxy.test:3128")
+        );
+        assert_eq!(of("http://images.test/u").as_deref(), Some("http://proxy.test"));
+        assert_eq!(of("https://near.test/u"), None);
+    }
+
+    #[test]
+    fn what_a_proxy_refuses_is_told_with_what_to_do() {
+        let url: Url = "https://images.test/u".parse().unwrap();
+        let told = |text: &str| match not_through(text, "http://p:3128", &url) {
+            Failure::Again(m, None) => (false, m),
+            Failure::Final(e) => (true, e.message),
+            other => panic!("{other:?}"),
+        };
+        let (last, m) = told("error sending request: tunnel error: unsuccessful");
+        assert!(
+            !last && m.contains("the proxy http://p:3128 refuses to connect to images.test"),
+            "{m}"
+        );
+        let (last, m) = told("tunnel error: proxy authorization required");
+        assert!(
+            last && m.contains("wants credentials") && m.contains("HTTPS_PROXY="),
+            "{m}"
+        );
+        let (last, m) = told("tcp connect error: Connection refused");
+        assert!(
+            !last && m.starts_with("through the proxy http://p:3128 (HTTPS_PROXY): tcp"),
+            "{m}"
+        );
     }
 
     #[test]

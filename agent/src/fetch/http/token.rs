@@ -126,7 +126,7 @@ pub(super) async fn renew(
     }
     let limit = policy.connect_timeout + policy.first_byte_timeout;
     let answer = tokio::time::timeout(limit, async {
-        let mut response = r.send().await.map_err(|e| client::failure(e, clock))?;
+        let mut response = r.send().await.map_err(|e| client::failure(e, &realm, clock))?;
         let status = response.status();
         if !status.is_success() {
             let cause = format!("status {status} from {} for a token", shown(&realm));
@@ -136,7 +136,11 @@ pub(super) async fn renew(
             });
         }
         let mut body = Vec::new();
-        while let Some(b) = response.chunk().await.map_err(|e| client::failure(e, clock))? {
+        while let Some(b) = response
+            .chunk()
+            .await
+            .map_err(|e| client::failure(e, &realm, clock))?
+        {
             body.extend_from_slice(&b);
             if body.len() > ANSWER_MAX {
                 return Err(fail("the answer with the token is larger than 64 KiB"));
