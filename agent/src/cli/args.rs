@@ -226,7 +226,9 @@ pub(crate) struct StageArgs {
     /// Its key (PEM)
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<Utf8PathBuf>,
-    /// Permit an image that is older than the running one
+    /// For signed update files, which this version does not read yet: of those, permit one with an older version than the
+    /// running one. Raw images, packed ones, tars and container images have no order of versions: nothing is compared, they may
+    /// always be older, with or without this
     #[arg(long)]
     pub(crate) allow_older: bool,
     /// Return as soon as the agent has begun
