@@ -31,6 +31,14 @@ const SUPERBLOCK: usize = 1024;
 const OLDER_EXT: &str =
     "an ext2 or ext3 file system (no extents; a slot is mounted as ext4: make it with mke2fs -t ext4)";
 
+/// INCOMPAT_RECOVER: the journal holds what the file system does not. The first mount, though read-only, would write it into the slot.
+const RECOVER: u8 = 0x04;
+const IN_USE: &str = "an ext4 file system that was copied while it was mounted (its journal would be written into the slot at the \
+                      first boot: unmount it first, or run e2fsck -f on the copy)";
+
+/// INCOMPAT_EXTENTS: what every ext4 has and ext2 and ext3 have not.
+const EXTENTS: u8 = 0x40;
+
 /// Decides; wants the first 64 KiB, or everything when there is less.
 pub fn sniff(head: &[u8]) -> Kind {
     let at = |offset: usize, magic: &[u8]| head.get(offset..offset + magic.len()) == Some(magic);
@@ -52,10 +60,10 @@ pub fn sniff(head: &[u8]) -> Kind {
         );
     }
     if let Some(bytes) = ext4_bytes(head) {
-        return if has_extents(head) {
-            Kind::Ext4 { bytes }
-        } else {
-            Kind::Known(OLDER_EXT)
+        return match incompat(head) {
+            f if f & EXTENTS == 0 => Kind::Known(OLDER_EXT),
+            f if f & RECOVER != 0 => Kind::Known(IN_USE),
+            _ => Kind::Ext4 { bytes },
         };
     }
     let named: [(usize, &[u8], &'static str); 9] = [
@@ -109,9 +117,9 @@ pub fn ext4_bytes(head: &[u8]) -> Option<u64> {
     blocks.checked_mul(1024u64 << log).filter(|b| *b > 0)
 }
 
-/// Whether files of an ext file system may have extents: what every ext4 has and ext2 and ext3 have not (INCOMPAT_EXTENTS).
-fn has_extents(head: &[u8]) -> bool {
-    head.get(SUPERBLOCK + 0x60).is_some_and(|b| b & 0x40 != 0)
+/// The lowest byte of an ext file system's incompatible features.
+fn incompat(head: &[u8]) -> u8 {
+    head.get(SUPERBLOCK + 0x60).copied().unwrap_or(0)
 }
 
 /// Pages and other text: what a login portal or a file server's error answers with.

@@ -136,6 +136,15 @@ fn what_is_no_slot_image_is_refused_by_name() {
             Code::NotAPayload,
             "an ext2 or ext3 file system (no extents; a slot is mounted as ext4",
         ),
+        (
+            {
+                let mut mounted = fake_ext4(102_400, 5);
+                mounted[1024 + 0x60] |= 0x04;
+                mounted
+            },
+            Code::NotAPayload,
+            "copied while it was mounted",
+        ),
         (at(0, b"QFI\xfb"), Code::NotAPayload, "qcow2"),
         (at(0, b"\xfd7zXZ\0"), Code::NotAPayload, "xz"),
         (at(0, b"\x89SLIPWAY"), Code::UnsupportedFormat, "Slipway update"),
