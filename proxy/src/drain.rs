@@ -146,8 +146,10 @@ pub struct PodFact {
     pub critical: bool,
     /// Has finalizers.
     pub finalizers: Vec<String>,
-    /// Claims it mounts.
+    /// Claims it mounts, those made for it alone (generic ephemeral volumes) too.
     pub claims: Vec<String>,
+    /// Has a volume of a kind that may be attached to the node: anything but what kubelet makes by itself.
+    pub attachable: bool,
 }
 
 impl PodFact {
@@ -200,9 +202,20 @@ impl From<&Pod> for PodFact {
                 .is_some_and(|c| c == "system-node-critical" || c == "system-cluster-critical"),
             finalizers: m.finalizers.clone().unwrap_or_default(),
             claims: volumes()
-                .filter_map(|v| v.persistent_volume_claim.as_ref())
-                .map(|c| c.claim_name.clone())
+                .filter_map(|v| match (&v.persistent_volume_claim, &v.ephemeral) {
+                    (Some(c), _) => Some(c.claim_name.clone()),
+                    (None, Some(_)) => Some(format!("{}-{}", m.name.as_deref().unwrap_or_default(), v.name)),
+                    (None, None) => None,
+                })
                 .collect(),
+            attachable: volumes().any(|v| {
+                v.empty_dir.is_none()
+                    && v.config_map.is_none()
+                    && v.secret.is_none()
+                    && v.projected.is_none()
+                    && v.downward_api.is_none()
+                    && v.host_path.is_none()
+            }),
         }
     }
 }

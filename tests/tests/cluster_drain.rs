@@ -242,6 +242,7 @@ async fn by_us(c: kube::Client, s: &State, node: &str) -> Result<Outcome> {
             retry_max_secs: 3.0,
             ..QUICK
         },
+        volumes: true,
     };
     let (progress, _seen) = watch::channel(Progress::default());
     let (_stop, stopped) = watch::channel(false);
@@ -378,6 +379,7 @@ impl Bench<'_> {
             node: node.into(),
             clock: Timestamp::now,
             tuning: QUICK,
+            volumes: true,
         }
     }
 
@@ -451,9 +453,21 @@ async fn report_20(b: &Bench<'_>) -> Result<()> {
     let c = b.node_with("r20", &[("a", rs())]).await?;
     let front = &b.cluster.front;
     let list = front.rule(Rule::on("list", "pods", Action::error(500)).by("upgrade-proxy"));
+    let watch = front.rule(Rule::on("watch", "pods", Action::error(500)).by("upgrade-proxy"));
     let (out, _) = b.drain("r20", 3).await?;
+    front.unrule(watch);
+    ensure!(
+        matches!(out, Outcome::TimedOut(_)),
+        "LIST and WATCH answer 500: {out:?}"
+    );
+    ensure!(
+        b.server("r20")
+            .is_empty(&Policy::from(&NodePolicy::default()))
+            .await
+            .is_err(),
+        "the look before Boot is a LIST of its own"
+    );
     front.unrule(list);
-    ensure!(matches!(out, Outcome::TimedOut(_)), "LIST answers 500: {out:?}");
     ensure!(
         !b.server("r20")
             .is_empty(&Policy::from(&NodePolicy::default()))
@@ -570,6 +584,57 @@ async fn report_28(b: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What a drain asks for: one request for the pods where the server streams lists, LIST and WATCH where it does not; all
+/// VolumeAttachments of the cluster only where the Node or a pod speaks of volumes.
+async fn requests(b: &Bench<'_>) -> Result<()> {
+    let claim = json!({"metadata": owned_by("ReplicaSet", "rs"),
+        "spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}});
+    let (plain, old) = (["watch pods"], ["list pods", "watch pods"]);
+    for (ns, pod, node_has_volumes, streams, pods, volumes) in [
+        ("plain", rs(), false, true, &plain[..], false),
+        ("oldserver", rs(), false, false, &old[..], false),
+        ("claims", claim, false, true, &plain[..], true),
+        ("attached", rs(), true, true, &plain[..], true),
+    ] {
+        b.node_with(ns, &[("a", pod)]).await?;
+        // As servers before 1.32 answer to a streamed list.
+        let rule = (!streams).then(|| {
+            let refused = Rule::on("watch", "pods", Action::error(422));
+            b.cluster.front.rule(refused.by("upgrade-proxy").times(1))
+        });
+        let mut server = b.server(ns);
+        server.volumes = node_has_volumes;
+        let policy = Policy::from(&NodePolicy {
+            draintimeoutseconds: 60,
+            ..NodePolicy::default()
+        });
+        let (progress, _seen) = watch::channel(Progress::default());
+        let (_stop, stopped) = watch::channel(false);
+        b.cluster.front.record(true);
+        let out = run(&server, &policy, Timestamp::now(), &progress, stopped).await?;
+        let seen = b.cluster.front.seen();
+        b.cluster.front.record(false);
+        if let Some(n) = rule {
+            b.cluster.front.unrule(n);
+        }
+        ensure!(out == Outcome::Drained, "{ns}: {out:?}");
+        let mut asked: Vec<String> = seen
+            .iter()
+            .filter(|s| s.user.contains("upgrade-proxy") && s.resource != "pods/eviction")
+            .map(|s| format!("{} {}", s.verb, s.resource))
+            .collect();
+        asked.sort();
+        asked.dedup();
+        let mut expected: Vec<&str> = pods.to_vec();
+        if volumes {
+            expected.insert(0, "list volumeattachments");
+            expected.sort_unstable();
+        }
+        ensure!(asked == expected, "{ns}: {asked:?}, not {expected:?}");
+    }
+    Ok(())
+}
+
 /// KF-R4, KF-R5: a pod with a finalizer: a bounded wait that names it.
 async fn finalizer(b: &Bench<'_>) -> Result<()> {
     let held = json!({"metadata": {"ownerReferences": owned_by("ReplicaSet", "rs")["ownerReferences"], "finalizers": ["x.invalid/hold"]}});
@@ -665,6 +730,7 @@ async fn drain_on_a_real_server() {
     case!(report_20);
     case!(report_26);
     case!(report_28);
+    case!(requests);
     case!(another_uid);
     case!(finalizer);
     case!(preflight);

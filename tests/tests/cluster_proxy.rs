@@ -365,7 +365,8 @@ async fn no_boot_after_errors(b: &Bench) -> Result<()> {
     let mut s = Story::new(b, "errors").await?;
     s.sim.start_proxy();
     s.staged("2").await?;
-    for (i, (verb, resource)) in [("list", "pods"), ("create", "pods/eviction"), ("get", "os")]
+    // The last one lets the drain end well, by its watch: then the look before Boot fails.
+    for (i, (verb, resource)) in [("create", "pods/eviction"), ("get", "os"), ("list", "pods")]
         .into_iter()
         .enumerate()
     {
@@ -404,6 +405,54 @@ async fn no_grant_no_cordon(b: &Bench) -> Result<()> {
         "{r:#?}"
     );
     ensure!(s.cordon().await? == (false, None) && pods_of(&b.admin, "nogrant").await?.len() == 3);
+    Ok(())
+}
+
+/// The order is withdrawn at the last moment, when the drain is over and all reads before Boot are done: the answer to the
+/// status write shows it, and the agent is not asked.
+async fn withdrawn_at_the_last_moment(b: &Bench) -> Result<()> {
+    let mut s = Story::new(b, "late").await?;
+    s.sim.start_proxy();
+    s.staged("2").await?;
+    let slow = Rule::on(
+        "patch",
+        "osinstances/status",
+        Action::Delay(Duration::from_secs(6)),
+    );
+    // The first status write of the order says Draining, the second one Rebooting.
+    let n = b.cluster.front.rule(slow.named("late").after(1).times(1));
+    b.cluster.front.record(true);
+    s.grant("2", "late-1", 120).await?;
+    wait_for("the write of phase Rebooting on its way", LIMIT, || async {
+        let seen = b.cluster.front.seen();
+        let writes = seen
+            .iter()
+            .filter(|x| x.resource == "osinstances/status" && x.name == "late");
+        Ok((writes.count() >= 2).then_some(()))
+    })
+    .await?;
+    b.cluster.front.record(false);
+    s.order(json!({"desired": format!("{:?}", Desired::Abort)}))
+        .await?;
+    let r = s.result("late-1").await?;
+    b.cluster.front.unrule(n);
+    ensure!(
+        r.last_result
+            .as_ref()
+            .is_some_and(|x| x.outcome == Outcome::Aborted),
+        "{r:#?}"
+    );
+    ensure!(
+        s.sim.boots() == 0 && s.cordon().await? == (false, None),
+        "{} boots",
+        s.sim.boots()
+    );
+    let audit = b.cluster.audit()?;
+    let said = audit
+        .of(&b.ours.name)
+        .filter(|c| c.name == "late" && c.resource == "osinstances/status")
+        .any(|c| c.request.pointer("/status/phase") == Some(&json!("Rebooting")));
+    ensure!(said, "the case is about the write of phase Rebooting");
     Ok(())
 }
 
@@ -614,6 +663,7 @@ async fn a_nodes_way_through_updates() {
     case!(api_away_after_the_boot);
     case!(window_closes);
     case!(withdrawn);
+    case!(withdrawn_at_the_last_moment);
     case!(wrong_checksum);
     case!(killed_at_every_call);
     let failed = cases.failures();

@@ -20,6 +20,8 @@ pub struct Tuning {
     pub resync_secs: f64,
     /// Requests per second, at most.
     pub rate_per_sec: f64,
+    /// So long a streamed list may take; then an ordinary one is asked for.
+    pub stream_wait_secs: f64,
 }
 
 impl Default for Tuning {
@@ -30,6 +32,7 @@ impl Default for Tuning {
             stuck_secs: 30.0,
             resync_secs: 60.0,
             rate_per_sec: 5.0,
+            stream_wait_secs: 10.0,
         }
     }
 }

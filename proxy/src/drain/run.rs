@@ -1,16 +1,16 @@
-//! Carries a drain out: one LIST, one WATCH, evictions at a bounded rate, a full LIST now and then. All decisions are
+//! Carries a drain out: one WATCH that begins with a LIST, evictions at a bounded rate, a full LIST now and then. All decisions are
 //! [`plan`]'s and [`super::filter`]'s.
 
 use super::evict::Answer;
 use super::filter::DaemonSets;
 use super::plan::{self, Facts, Step, Tries};
-use super::server::label_query;
 pub use super::server::{Error, Server};
+use super::server::{Events, label_query};
 use super::{Blocked, PodFact, Policy, Reason};
 use futures_util::{StreamExt, TryStreamExt, future};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, WatchEvent, WatchParams};
+use kube::api::{Api, WatchEvent};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -47,6 +47,8 @@ pub struct Progress {
 struct View {
     pods: BTreeMap<String, PodFact>,
     version: String,
+    /// What happens to them, where the list came as a stream.
+    events: Option<Events>,
 }
 
 /// Drains until it is over, whatever the server answers. `started` counts for the time limit and survives restarts of the
@@ -63,8 +65,9 @@ pub async fn run(
 ) -> Result<Outcome, Error> {
     label_query(policy)?;
     let work = async {
-        match empty(server, policy, started, progress).await {
-            Outcome::Drained => detach(server, policy, progress).await,
+        let mut volumes = server.volumes;
+        match empty(server, policy, started, progress, &mut volumes).await {
+            Outcome::Drained if volumes => detach(server, policy, progress).await,
             other => other,
         }
     };
@@ -83,7 +86,9 @@ async fn empty(
     policy: &Policy,
     started: Timestamp,
     progress: &watch::Sender<Progress>,
+    volumes: &mut bool,
 ) -> Outcome {
+    let mut streaming = true;
     let mut known = DaemonSets::new();
     let mut tries = Tries::new();
     let mut errors = 0u32;
@@ -91,11 +96,11 @@ async fn empty(
     loop {
         // One round: LIST, then follow the watch until it breaks or the LIST is old.
         let listed = async {
-            let (pods, version) = server.pods(policy).await?;
-            server.daemonsets(&pods, &mut known).await?;
-            Ok::<_, Error>((pods, version))
+            let begun = server.begin(policy, &mut streaming).await?;
+            server.daemonsets(&begun.0, &mut known).await?;
+            Ok::<_, Error>(begun)
         };
-        let (pods, version) = match tokio::time::timeout(Duration::from_secs(60), listed).await {
+        let (pods, version, events) = match tokio::time::timeout(Duration::from_secs(60), listed).await {
             Ok(Ok(x)) => {
                 errors = 0;
                 x
@@ -116,6 +121,7 @@ async fn empty(
         let mut view = View {
             pods: pods.into_iter().map(|p| (p.uid.clone(), p)).collect(),
             version,
+            events,
         };
         match follow(
             server,
@@ -126,6 +132,7 @@ async fn empty(
             &mut known,
             &mut tries,
             &mut last_blocked,
+            volumes,
         )
         .await
         {
@@ -146,17 +153,15 @@ async fn follow(
     known: &mut DaemonSets,
     tries: &mut Tries,
     last_blocked: &mut Vec<Blocked>,
+    volumes: &mut bool,
 ) -> Option<Outcome> {
     let api: Api<Pod> = Api::all(server.client.clone());
-    let mut params = WatchParams::default()
-        .fields(&format!("spec.nodeName={}", server.node))
-        .timeout(290)
-        .disable_bookmarks();
-    params.label_selector = label_query(policy).ok().flatten();
-    let mut events = None;
+    let params = server.watching(policy).disable_bookmarks();
+    let mut events = view.events.take();
     let listed_at = (server.clock)();
     loop {
         let pods: Vec<PodFact> = view.pods.values().cloned().collect();
+        *volumes |= pods.iter().any(|p| p.attachable);
         let now = (server.clock)();
         tries.retain(|uid, _| view.pods.contains_key(uid));
         let next = plan::plan(&Facts {

@@ -4,14 +4,22 @@ use super::evict::{self, Answer};
 use super::filter::{self, DaemonSets};
 use super::plan::{self, Facts, Plan, Step, Tries, Tuning};
 use super::{Blocked, PodFact, Policy, volumes};
+use futures_util::{StreamExt, TryStreamExt, stream::BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use kube::api::{Api, DeleteParams, ListParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, Preconditions, WatchEvent, WatchParams};
 use kube::client::Body;
 use kube::core::Expression;
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// What happens to pods.
+pub(super) type Events = BoxStream<'static, kube::Result<WatchEvent<Pod>>>;
+
+/// Annotation of the bookmark behind which a streamed list is complete.
+const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
 /// The server side of a drain: a client **without** retries of its own, which would hide what budgets answer.
 #[derive(Clone)]
@@ -24,6 +32,9 @@ pub struct Server {
     pub clock: fn() -> Timestamp,
     /// Spans.
     pub tuning: Tuning,
+    /// The Node reports volumes as attached or in use, or it is not known whether it does. If not, and no pod of the drain has a
+    /// volume that could be attached, nobody has to ask for all VolumeAttachments of the cluster.
+    pub volumes: bool,
 }
 
 /// Why a question could not be answered.
@@ -87,6 +98,63 @@ impl Server {
                 None => return Ok((all, page.metadata.resource_version.unwrap_or_default())),
             }
         }
+    }
+
+    /// The pods as [`Server::pods`] gives them, and what happens to them from then on, by one request where the server streams
+    /// lists (Kubernetes 1.32 and newer). Where it does not, or does not answer soon, a LIST, and `streaming` becomes false.
+    ///
+    /// # Errors
+    /// As [`Server::pods`].
+    pub(super) async fn begin(
+        &self,
+        policy: &Policy,
+        streaming: &mut bool,
+    ) -> Result<(Vec<PodFact>, String, Option<Events>), Error> {
+        if *streaming {
+            let wait = Duration::from_secs_f64(self.tuning.stream_wait_secs);
+            if let Ok(Some((pods, version, events))) = tokio::time::timeout(wait, self.streamed(policy)).await
+            {
+                return Ok((pods, version, Some(events)));
+            }
+            tracing::debug!("drain: no streamed list; listing");
+            *streaming = false;
+        }
+        let (pods, version) = self.pods(policy).await?;
+        Ok((pods, version, None))
+    }
+
+    async fn streamed(&self, policy: &Policy) -> Option<(Vec<PodFact>, String, Events)> {
+        let api: Api<Pod> = Api::all(self.client.clone());
+        let params = self.watching(policy).initial_events();
+        let mut events = api.watch(&params, "").await.ok()?.boxed();
+        let mut pods: BTreeMap<String, PodFact> = BTreeMap::new();
+        loop {
+            match events.try_next().await.ok()?? {
+                WatchEvent::Added(p) | WatchEvent::Modified(p) => {
+                    let fact = PodFact::from(&p);
+                    pods.insert(fact.uid.clone(), fact);
+                }
+                WatchEvent::Deleted(p) => {
+                    pods.remove(p.metadata.uid.as_deref().unwrap_or_default());
+                }
+                WatchEvent::Bookmark(b) => {
+                    if b.metadata.annotations.get(LIST_ENDS).is_some_and(|v| v == "true") {
+                        let pods = pods.into_values().collect();
+                        return Some((pods, b.metadata.resource_version, events));
+                    }
+                }
+                WatchEvent::Error(_) => return None,
+            }
+        }
+    }
+
+    /// A watch of the node's pods that the selector matches.
+    pub(crate) fn watching(&self, policy: &Policy) -> WatchParams {
+        let mut params = WatchParams::default()
+            .fields(&format!("spec.nodeName={}", self.node))
+            .timeout(290);
+        params.label_selector = label_query(policy).ok().flatten();
+        params
     }
 
     /// Looks up the DaemonSets of these pods that are not known yet.
@@ -156,7 +224,10 @@ impl Server {
     pub async fn preflight(&self, policy: &Policy, probes: usize) -> Result<Vec<Blocked>, Error> {
         let (pods, _) = self.pods(policy).await?;
         let mut known = DaemonSets::new();
-        self.daemonsets(&pods, &mut known).await?;
+        // Whether a DaemonSet is gone decides here only where its pods would then be in the way; the drain asks in any case.
+        if !policy.evict_unmanaged {
+            self.daemonsets(&pods, &mut known).await?;
+        }
         let now = (self.clock)();
         let first = self.plan(&pods, &known, &Tries::new(), policy, now);
         if first.step == Step::Refused {

@@ -579,3 +579,33 @@ fn kf_r4_terminating_pods_are_waited_for_and_no_longer_than_the_limit() {
         assert_eq!(c.plan(1800).step, Step::TimedOut, "{end}");
     }
 }
+
+/// Volumes that the attach controller deals with, and claims of a pod: by these the drain knows whether it has to wait for
+/// volumes at all.
+#[test]
+fn volumes_that_may_be_attached() {
+    let fact = |volume: serde_json::Value| {
+        let p: Pod = serde_json::from_value(json!({"metadata": {"name": "web"}, "spec": {"containers": [],
+            "volumes": [volume]}}))
+        .unwrap();
+        PodFact::from(&p)
+    };
+    for local in [
+        json!({"name": "v", "emptyDir": {}}),
+        json!({"name": "v", "configMap": {"name": "c"}}),
+        json!({"name": "v", "secret": {"secretName": "s"}}),
+        json!({"name": "v", "projected": {"sources": []}}),
+        json!({"name": "v", "downwardAPI": {}}),
+        json!({"name": "v", "hostPath": {"path": "/x"}}),
+    ] {
+        let f = fact(local.clone());
+        assert!(!f.attachable && f.claims.is_empty(), "{local}");
+    }
+    let claim = fact(json!({"name": "v", "persistentVolumeClaim": {"claimName": "data"}}));
+    assert!(claim.attachable && claim.claims == ["data"]);
+    // Kubernetes names the claim of a generic ephemeral volume so.
+    let own = fact(json!({"name": "v", "ephemeral": {}}));
+    assert!(own.attachable && own.claims == ["web-v"]);
+    let inline = fact(json!({"name": "v", "awsElasticBlockStore": {"volumeID": "x"}}));
+    assert!(inline.attachable && inline.claims.is_empty());
+}

@@ -64,6 +64,18 @@ pub enum Error {
     Stale(&'static str),
 }
 
+impl Error {
+    /// The server's words, where a right is missing.
+    pub fn forbidden(&self) -> Option<String> {
+        match self {
+            Error::Kube { source, .. } | Error::Drain(drain::run::Error::Kube { source, .. }) => {
+                super::observe::forbidden(source)
+            }
+            _ => None,
+        }
+    }
+}
+
 fn kube_error(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
     move |e| Error::Kube {
         what,
@@ -92,6 +104,7 @@ impl Actor {
             node: self.settings.node.clone(),
             clock: self.settings.clock,
             tuning: self.settings.tuning,
+            volumes: true,
         }
     }
 
@@ -105,7 +118,7 @@ impl Actor {
     /// The round ends; everything is looked at again.
     pub async fn act(&self, action: Action, f: &Facts, mem: &mut Memory) -> Result<()> {
         match action {
-            Action::Report(status) => self.report(&status, mem).await,
+            Action::Report(status) => self.report(&status, mem).await.map(drop),
             Action::Event {
                 reason,
                 message,
@@ -140,10 +153,7 @@ impl Actor {
                     Err(e) => Err(e),
                 }
             }
-            Action::LookAtPods => {
-                mem.unready = Some(self.unready(f).await?);
-                Ok(())
-            }
+            Action::LookAtPods => self.look_at_pods(f, mem).await,
             Action::Commit => {
                 let (agent, digest) = (f.agent.clone().unwrap_or_default(), target_digest(f));
                 let op = op_of(f, &agent);
@@ -203,7 +213,8 @@ impl Actor {
         Ok(())
     }
 
-    async fn report(&self, status: &OsInstanceStatus, mem: &mut Memory) -> Result<()> {
+    /// Writes the status; gives the OSInstance as it is after that.
+    async fn report(&self, status: &OsInstanceStatus, mem: &mut Memory) -> Result<OSInstance> {
         let body = json!({
             "apiVersion": "upgrade.openeuler.org/v1alpha1",
             "kind": "OSInstance",
@@ -215,33 +226,28 @@ impl Actor {
             .instances()
             .patch_status(&self.settings.node, &params, &Patch::Apply(body))
             .await
-            .map_err(kube_error("writing the status of our OSInstance"))?
-            .status
-            .unwrap_or_default();
+            .map_err(kube_error("writing the status of our OSInstance"))?;
+        let found = stored.status.as_ref();
         // Said again later: once the definitions are mended nothing else would change, and nobody would ask.
-        let kept = stored.agent.is_some() || status.agent.is_none();
+        let kept = found.is_some_and(|s| s.agent.is_some()) || status.agent.is_none();
         mem.kept(kept);
         if !kept {
-            mem.report = stored;
+            mem.report = stored.status.unwrap_or_default();
             return Err(Error::Pruned);
         }
         mem.report = status.clone();
-        Ok(())
+        Ok(stored)
     }
 
     /// Said once: the name is made of what is said, so a second one exists already. Never holds anything up.
     async fn event(&self, f: &Facts, reason: &str, message: &str, warning: bool) {
-        let Some(node) = &f.node else { return };
+        let node = &self.settings.node;
         let seed = format!("{}/{reason}/{message}", f.op_id());
-        let name = format!(
-            "{:.200}.{:08x}",
-            node.name,
-            (drain::jitter(&seed, 0) * 1e9) as u64
-        );
+        let name = format!("{:.200}.{:08x}", node, (drain::jitter(&seed, 0) * 1e9) as u64);
         let now = self.now();
         let event: std::result::Result<Event, _> = serde_json::from_value(json!({
             "metadata": {"name": name, "namespace": INSTANCE_NAMESPACE},
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.name},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
             "reason": reason,
             "message": format!("{message:.1000}"),
             "type": if warning { "Warning" } else { "Normal" },

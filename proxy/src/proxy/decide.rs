@@ -21,6 +21,9 @@ const LOOK_SECS: i64 = 15;
 /// A silent agent is reported as absent after so many seconds; an agent that restarts is not.
 const SILENT_SECS: i64 = 120;
 
+/// A right is missing; said once, and not any more once it is there.
+const FORBIDDEN: &str = "Forbidden";
+
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
@@ -104,6 +107,13 @@ pub struct Decision {
     pub wake: Option<Timestamp>,
 }
 
+impl Decision {
+    /// Whether all it does is to tell that a right is missing.
+    pub fn tells_of_a_missing_right(&self) -> bool {
+        self.reason == FORBIDDEN
+    }
+}
+
 /// A decision in the making: the status to come, and actions.
 pub(crate) struct Draft<'a> {
     pub(crate) f: &'a Facts,
@@ -140,6 +150,9 @@ impl<'a> Draft<'a> {
                 report.agent = None;
             }
             None => {}
+        }
+        if f.forbidden.is_none() && report.failure.as_ref().is_some_and(|x| x.reason == FORBIDDEN) {
+            report.failure = None;
         }
         Draft {
             f,
@@ -204,6 +217,10 @@ impl<'a> Draft<'a> {
 
     /// Ends the draft: a status that says something new is written, first unless a place was chosen.
     pub(crate) fn because(mut self, reason: &str) -> Decision {
+        if self.f.forbidden.is_some() && self.report.failure.is_none() {
+            // It stands until the right is there, whatever else goes on.
+            self.report.failure = self.f.report.failure.clone().filter(|x| x.reason == FORBIDDEN);
+        }
         let placed = self
             .actions
             .iter()
@@ -267,6 +284,14 @@ pub fn decide(f: &Facts) -> Decision {
     let Some(order) = &f.order else {
         return rest::rest(d, "NoOrder");
     };
+    if let Some(words) = &f.forbidden
+        && f.report
+            .failure
+            .as_ref()
+            .is_none_or(|x| x.reason != FORBIDDEN || x.message != *words)
+    {
+        return forbidden(d, words);
+    }
     match order.desired {
         Desired::Idle => rest::rest(d, "Idle"),
         Desired::Stage => stage::stage(d, order),
@@ -274,6 +299,29 @@ pub fn decide(f: &Facts) -> Decision {
         Desired::Abort => attempt::attempt(d, order, true),
         Desired::Config => config::config(d, order),
     }
+}
+
+/// The Event comes first: the right that is missing may be that to report.
+fn forbidden(mut d: Draft<'_>, words: &str) -> Decision {
+    d.push(Action::Event {
+        reason: FORBIDDEN.into(),
+        message: words.to_owned(),
+        warning: true,
+    });
+    d.report.failure = Some(NodeFailure {
+        reason: FORBIDDEN.into(),
+        message: words.to_owned(),
+        count: 1,
+        digest: d
+            .f
+            .order
+            .as_ref()
+            .and_then(|o| o.target.as_ref())
+            .map(|t| t.digest.clone())
+            .unwrap_or_default(),
+    });
+    d.report_here();
+    d.because(FORBIDDEN)
 }
 
 #[cfg(test)]

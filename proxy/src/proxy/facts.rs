@@ -39,6 +39,8 @@ pub struct NodeFact {
     pub machine_id: String,
     /// Conditions that must not be true but are: pressure, NetworkUnavailable.
     pub troubles: Vec<String>,
+    /// Volumes are attached, or kubelet has some in use.
+    pub volumes: bool,
     /// Annotation gates by name.
     pub gates: BTreeMap<String, String>,
 }
@@ -71,6 +73,10 @@ impl From<&Node> for NodeFact {
                 .map(|c| c.type_.clone())
                 .filter(|t| t.ends_with("Pressure") || t == "NetworkUnavailable")
                 .collect(),
+            volumes: status.is_some_and(|s| {
+                s.volumes_attached.as_ref().is_some_and(|v| !v.is_empty())
+                    || s.volumes_in_use.as_ref().is_some_and(|v| !v.is_empty())
+            }),
             gates: m
                 .annotations
                 .iter()
@@ -189,6 +195,8 @@ pub struct Facts {
     pub unready: Option<Vec<String>>,
     /// Results of calls for the current operation.
     pub done: BTreeMap<Step, Result<(), Fail>>,
+    /// The server's words about a right that this proxy lacks.
+    pub forbidden: Option<String>,
 }
 
 impl Facts {
@@ -206,5 +214,26 @@ impl Facts {
             .as_ref()
             .map(|o| api::cordon_owner(o.osuid.as_deref().unwrap_or_default(), o.attempt))
             .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_says_whether_volumes_are_on_it() {
+        let volumes = |status: serde_json::Value| {
+            let n: Node =
+                serde_json::from_value(json!({"metadata": {"name": "n"}, "status": status})).unwrap();
+            NodeFact::from(&n).volumes
+        };
+        assert!(!volumes(json!({})));
+        assert!(!volumes(json!({"volumesAttached": [], "volumesInUse": []})));
+        assert!(volumes(
+            json!({"volumesAttached": [{"name": "v", "devicePath": ""}]})
+        ));
+        assert!(volumes(json!({"volumesInUse": ["v"]})), "mounted still");
     }
 }

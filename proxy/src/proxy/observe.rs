@@ -19,6 +19,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 pub enum Seen<K> {
     /// Nothing yet.
     Unknown,
+    /// Nothing yet: the server refuses to say, in these words.
+    Refused(String),
     /// There is none.
     Absent,
     /// This was the last state.
@@ -65,6 +67,7 @@ where
                 }
                 Err(e) => {
                     tracing::debug!("reading {name}: {e}");
+                    refused(&e, &tx, &changed);
                     wait(&mut failures, &name).await;
                     continue;
                 }
@@ -75,6 +78,7 @@ where
             Ok(s) => s,
             Err(e) => {
                 tracing::debug!("watching {name}: {e}");
+                refused(&e, &tx, &changed);
                 version.clear();
                 wait(&mut failures, &name).await;
                 continue;
@@ -109,6 +113,30 @@ where
                 }
             }
         }
+    }
+}
+
+/// What is known of the object stays known; only where nothing is, the refusal is worth telling.
+fn refused<K>(error: &kube::Error, tx: &watch::Sender<Seen<K>>, changed: &Notify) {
+    let Some(words) = forbidden(error) else { return };
+    let new = tx.send_if_modified(|seen| match seen {
+        Seen::Unknown => {
+            tracing::warn!("{words}");
+            *seen = Seen::Refused(words);
+            true
+        }
+        _ => false,
+    });
+    if new {
+        changed.notify_one();
+    }
+}
+
+/// The server's words about a right that is missing, and where it is granted.
+pub fn forbidden(error: &kube::Error) -> Option<String> {
+    match error {
+        kube::Error::Api(s) if s.code == 403 => Some(format!("{}; apply proxy/deploy/rbac.yaml", s.message)),
+        _ => None,
     }
 }
 

@@ -54,12 +54,27 @@ pub struct Memory {
     pub preflight: Work<Preflight>,
     /// Pods of DaemonSets that are not Ready.
     pub unready: Option<Vec<String>>,
+    pods: Option<PodWatch>,
     node: Option<NodeFact>,
     stage: Option<(StageResult, JoinHandle<()>)>,
     drain: Option<Drain>,
     silent_since: Option<Timestamp>,
     pruned: bool,
     refollow: bool,
+    /// A right that was missing when something was tried last.
+    forbidden: Option<String>,
+}
+
+/// Pods that are not Ready yet, followed while a health gate waits for them.
+struct PodWatch {
+    unready: watch::Receiver<Vec<String>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for PodWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 struct Drain {
@@ -75,11 +90,21 @@ impl Memory {
         self.node = Some(n);
     }
 
+    /// The Node as a write of ours left it, if there was one since it is followed.
+    pub fn last_node(&self) -> Option<&NodeFact> {
+        self.node.as_ref()
+    }
+
     /// Whether the server kept what was reported. Once it does again, orders are read anew: a watch that began under other
     /// definitions still delivers them cut down, and does not deliver again what it delivered.
     pub fn kept(&mut self, kept: bool) {
         self.refollow |= kept && self.pruned;
         self.pruned = !kept;
+    }
+
+    /// Remembers the task that follows pods which are not Ready.
+    pub fn follow_pods(&mut self, unready: watch::Receiver<Vec<String>>, task: JoinHandle<()>) {
+        self.pods = Some(PodWatch { unready, task });
     }
 
     /// Remembers the task that stages.
@@ -131,7 +156,7 @@ impl Memory {
         let op = spec.opid.clone().unwrap_or_default();
         if op != self.op {
             self.done.clear();
-            self.unready = None;
+            (self.unready, self.pods) = (None, None);
             self.stop_drain().await;
             self.op = op;
         }
@@ -254,7 +279,7 @@ async fn work(actor: &Actor, agent: &watch::Receiver<Option<AgentFact>>) {
         }
         // A watch that has said nothing yet takes nothing back of what is known.
         let said = instance.rx.borrow().clone();
-        if !matches!(said, Seen::Unknown) {
+        if !matches!(said, Seen::Unknown | Seen::Refused(_)) {
             seen = said;
         }
         mem.turn_to(seen.object()).await;
@@ -273,6 +298,9 @@ async fn work(actor: &Actor, agent: &watch::Receiver<Option<AgentFact>>) {
             mem.node = known.clone();
             node = None;
         }
+        if let Some(Seen::Refused(words)) = node.as_ref().map(|n| n.rx.borrow().clone()) {
+            mem.forbidden = Some(words);
+        }
         let facts = facts(settings, spec, agent, &mut mem, known);
         let decision = decide(&facts);
         if decision.reason != last_reason {
@@ -281,11 +309,22 @@ async fn work(actor: &Actor, agent: &watch::Receiver<Option<AgentFact>>) {
         }
         let blocked = facts.progress.blocked.len();
         super::metrics::state(mem.report.phase, facts.agent.is_some(), blocked);
-        // What was seen of pods is good for one decision.
+        // What was seen of pods is good for one decision, unless they are followed; outside a trial nobody wants to know.
         mem.unready = None;
+        if !facts.agent.as_ref().is_some_and(|a| a.trial) {
+            mem.pods = None;
+        }
         let acted = !decision.actions.is_empty();
+        let complains = decision.tells_of_a_missing_right();
         match carry_out(actor, decision.clone(), &facts, &mut mem).await {
-            Ok(()) => failures = 0,
+            Ok(()) if complains => {}
+            Ok(()) => {
+                failures = 0;
+                // What was refused was tried again and done.
+                if acted {
+                    mem.forbidden = None;
+                }
+            }
             Err(Error::Stale(why)) => {
                 tracing::debug!("{why}");
                 failures += 1;
@@ -294,6 +333,9 @@ async fn work(actor: &Actor, agent: &watch::Receiver<Option<AgentFact>>) {
             }
             Err(e) => {
                 failures += 1;
+                if let Some(words) = e.forbidden() {
+                    mem.forbidden = Some(words);
+                }
                 tracing::warn!("{e}: {}", crate::chain(&e));
                 pause(settings, failures).await;
                 continue;
@@ -349,7 +391,7 @@ fn known_node(node: &Option<Follower<Node>>, mem: &Memory) -> Option<NodeFact> {
             }
         }
         Some(Seen::Absent) => None,
-        Some(Seen::Unknown) | None => mem.node.clone(),
+        Some(Seen::Unknown | Seen::Refused(_)) | None => mem.node.clone(),
     }
 }
 
@@ -384,8 +426,12 @@ fn facts(
             .as_ref()
             .map_or(Work::Idle, |(rx, _)| rx.borrow().clone()),
         preflight: mem.preflight.clone(),
-        unready: mem.unready.clone(),
+        unready: match &mem.pods {
+            Some(p) => Some(p.unready.borrow().clone()),
+            None => mem.unready.clone(),
+        },
         done: mem.done.clone(),
+        forbidden: mem.forbidden.clone(),
     }
 }
 

@@ -21,6 +21,7 @@ pub const QUICK: Tuning = Tuning {
     stuck_secs: 3.0,
     resync_secs: 20.0,
     rate_per_sec: 100.0,
+    stream_wait_secs: 5.0,
 };
 
 /// Connects a proxy to the cluster.

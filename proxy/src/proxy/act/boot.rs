@@ -1,7 +1,7 @@
 //! The checks before Boot, all of them fresh, and Boot itself.
 
-use super::{Actor, Error, Result, kube_error, refuse};
-use crate::api::{Desired, GrantKind, OsInstanceStatus};
+use super::{Actor, Error, Result, refuse};
+use crate::api::{Desired, GrantKind, OsInstanceSpec, OsInstanceStatus};
 use crate::drain::Policy;
 use crate::proxy::facts::{AgentFact, Facts, Fail};
 use crate::proxy::run::Memory;
@@ -12,8 +12,17 @@ const BOOT_VALID_SECS: i64 = 30;
 /// On top of the health timeout, before the agent's own watchdog steps in.
 const WATCHDOG_MARGIN_SECS: i64 = 300;
 
+/// Whether the order that was decided on is still what the OSInstance says.
+fn still_ordered(now: &OsInstanceSpec, order: &OsInstanceSpec) -> bool {
+    now.opid == order.opid
+        && matches!(now.desired, Desired::Boot | Desired::Rollback)
+        && now.target == order.target
+        && now.grant == order.grant
+}
+
 impl Actor {
-    /// The boot checks, all fresh, then the status, then Activate. `Ok(Err(_))` = refused for good.
+    /// The boot checks, all fresh, the last of them on the answer to the status write, then Activate. `Ok(Err(_))` = refused
+    /// for good.
     pub(super) async fn boot(
         &self,
         f: &Facts,
@@ -21,7 +30,7 @@ impl Actor {
         report: &OsInstanceStatus,
         mem: &mut Memory,
     ) -> Result<std::result::Result<(), Fail>> {
-        let (Some(order), Some(node)) = (&f.order, &f.node) else {
+        let (Some(order), Some(_)) = (&f.order, &f.node) else {
             return Err(Error::Stale("no order"));
         };
         let policy = order.policy.clone().unwrap_or_default();
@@ -34,19 +43,6 @@ impl Actor {
                 "GrantGone",
                 "the ledger does not hold this node's grant (any more)",
             )));
-        }
-        let mine = self
-            .instances()
-            .get_opt(&node.name)
-            .await
-            .map_err(kube_error("reading our OSInstance"))?;
-        let same = mine.is_some_and(|i| {
-            i.spec.opid == order.opid
-                && matches!(i.spec.desired, Desired::Boot | Desired::Rollback)
-                && i.spec.target == order.target
-        });
-        if !same {
-            return Err(Error::Stale("the order changed"));
         }
         let target = order.target.clone().unwrap_or_default();
         let agent: AgentFact = self.agent.status().await.map_err(Error::Agent)?;
@@ -69,7 +65,12 @@ impl Actor {
                 "too little of the grant's time is left to boot",
             )));
         }
-        self.report(report, mem).await?;
+        // What the server answers to this write is our OSInstance as it is at this moment: no read could be fresher. When the
+        // order is another one by now, nothing was asked of the agent, and a phase Rebooting without that goes on before Boot.
+        let stored = self.report(report, mem).await?;
+        if !still_ordered(&stored.spec, order) {
+            return Err(Error::Stale("the order changed"));
+        }
         let deadline = policy.healthtimeoutseconds.max(0) + WATCHDOG_MARGIN_SECS;
         let request = v1::ActivateRequest {
             op_id: f.op_id().to_owned(),
@@ -89,6 +90,54 @@ impl Actor {
             Ok(()) => Ok(Ok(())),
             Err(e) if e.passing => Err(Error::Agent(e)),
             Err(e) => Ok(Err(e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{GrantOrder, Target, Time};
+    use jiff::Timestamp;
+
+    /// What may happen to an order while it is being carried out; none of it leads to a boot.
+    #[test]
+    fn only_the_very_order_is_carried_out() {
+        let t = |s| Time(Timestamp::from_second(s).unwrap());
+        let order = OsInstanceSpec {
+            desired: Desired::Boot,
+            opid: Some("op".into()),
+            target: Some(Target {
+                digest: "bb".into(),
+                ..Target::default()
+            }),
+            grant: Some(GrantOrder {
+                epoch: 1,
+                grantedat: t(0),
+                notafter: t(600),
+            }),
+            ..OsInstanceSpec::default()
+        };
+        assert!(still_ordered(&order, &order));
+        let mut denied = order.clone();
+        denied.denied = vec!["cc".into()];
+        assert!(still_ordered(&denied, &order), "what does not matter");
+        let changes: [fn(&mut OsInstanceSpec); 6] = [
+            |o| o.desired = Desired::Abort,
+            |o| o.desired = Desired::Idle,
+            |o| o.opid = Some("another".into()),
+            |o| o.target = None,
+            |o| o.grant = None,
+            |o| {
+                if let Some(g) = &mut o.grant {
+                    g.notafter = g.grantedat.clone();
+                }
+            },
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            let mut now = order.clone();
+            change(&mut now);
+            assert!(!still_ordered(&now, &order), "change {i}");
         }
     }
 }

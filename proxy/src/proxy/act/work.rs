@@ -1,7 +1,7 @@
 //! Work that runs beside the loop or before anything is touched: preflight, staging, the drain.
 
 use super::{Actor, Error, Result};
-use crate::drain::run::Progress;
+use crate::drain::run::{Progress, Server};
 use crate::drain::{self, Policy};
 use crate::proxy::agent;
 use crate::proxy::facts::{Facts, Fail, Preflight, Work};
@@ -90,7 +90,12 @@ impl Actor {
             .and_then(|o| o.policy.clone())
             .unwrap_or_default();
         let policy = Policy::from(&policy);
-        let (server, changed) = (self.server(), Arc::clone(&self.changed));
+        let server = Server {
+            // As the cordon's answer said, or the watch of the Node after a restart.
+            volumes: mem.last_node().or(f.node.as_ref()).is_none_or(|n| n.volumes),
+            ..self.server()
+        };
+        let changed = Arc::clone(&self.changed);
         let (progress, shown) = watch::channel(Progress::default());
         let (outcome, over) = watch::channel(Work::Running);
         let (stop, stopped) = watch::channel(false);

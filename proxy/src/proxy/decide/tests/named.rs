@@ -625,3 +625,57 @@ fn kf_r6_an_uncordon_that_fails_is_repeated_and_nothing_is_lost() {
     );
     assert!(!w.node.configuring);
 }
+
+/// A right that the proxy lacks is told by one Event and the status, in this order, because it may be the right to report; not
+/// again while it is missing, whatever the order; and taken back once it is there.
+#[test]
+fn a_missing_right_is_told_once_and_taken_back() {
+    let words = "pods is forbidden: User \"x\" cannot list resource \"pods\"; apply proxy/deploy/rbac.yaml";
+    for phase in [Phase::Idle, Phase::Staged, Phase::Draining] {
+        let mut w = World::plain();
+        until(&mut w, phase);
+        let mut f = w.facts();
+        f.forbidden = Some(words.into());
+        let d = decide(&f);
+        let [
+            Action::Event {
+                message,
+                warning: true,
+                ..
+            },
+            Action::Report(r),
+        ] = d.actions.as_slice()
+        else {
+            panic!("{phase:?}: {:?}", d.actions)
+        };
+        assert!(message == words && d.tells_of_a_missing_right());
+        assert_eq!(r.phase, w.report.phase, "nothing else changes");
+        f.report = (**r).clone();
+        for _ in 0..3 {
+            let d = decide(&f);
+            assert!(
+                !d.actions.iter().any(|a| matches!(a, Action::Event { .. })),
+                "{phase:?}: told twice"
+            );
+            for a in &d.actions {
+                if let Action::Report(r) = a {
+                    f.report = (**r).clone();
+                }
+            }
+            let told = f
+                .report
+                .failure
+                .as_ref()
+                .map(|x| (x.reason.as_str(), x.message.as_str()));
+            assert_eq!(told, Some(("Forbidden", words)), "{phase:?}");
+        }
+        f.forbidden = None;
+        let d = decide(&f);
+        let taken_back = d.actions.iter().any(|a| match a {
+            Action::Report(r) => r.failure.is_none(),
+            Action::Boot { report, .. } => report.failure.is_none(),
+            _ => false,
+        });
+        assert!(taken_back, "{phase:?}: {:?}", d.actions);
+    }
+}

@@ -208,6 +208,7 @@ impl World {
             preflight: self.preflight.clone(),
             unready: self.unready.clone(),
             done: self.done.clone(),
+            forbidden: None,
         }
     }
 
