@@ -81,6 +81,47 @@ fn instance_columns() -> Vec<CustomResourceColumnDefinition> {
     ]
 }
 
+/// apiVersion of both kinds.
+pub const API_VERSION: &str = "upgrade.openeuler.org/v1alpha1";
+
+/// Fields of an OS manifest that the definition does not have, as paths.
+pub fn unknown_fields(manifest: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    let all = crds();
+    let schema = all
+        .first()
+        .and_then(|c| c.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec"));
+    if let (Some(schema), Some(spec)) = (schema, manifest.get("spec")) {
+        look_for_unknown("spec", spec, schema, &mut found);
+    }
+    found
+}
+
+fn look_for_unknown(path: &str, value: &Value, schema: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            // Without listed properties anything may stand here: maps of labels, values of settings.
+            let Some(known) = schema.get("properties") else {
+                return;
+            };
+            for (name, inner) in fields {
+                let path = format!("{path}.{name}");
+                match known.get(name) {
+                    Some(s) => look_for_unknown(&path, inner, s, found),
+                    None => found.push(path),
+                }
+            }
+        }
+        Value::Array(items) => {
+            let Some(schema) = schema.get("items") else { return };
+            for (i, item) in items.iter().enumerate() {
+                look_for_unknown(&format!("{path}[{i}]"), item, schema, found);
+            }
+        }
+        _ => {}
+    }
+}
+
 /// The two definitions.
 pub fn crds() -> Vec<Value> {
     let mut os = finished(OS::crd(), os_columns());

@@ -22,6 +22,7 @@ use os_proxy::api::{
     ANN_CORDONED_BY, FINALIZER_OS, LABEL_INSTANCE_NODE, LABEL_NODE_SELECTOR, OS, OSInstance, condition,
     is_true,
 };
+use os_proxy::operator::plan;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -690,6 +691,115 @@ async fn missing_right(b: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// `os-operator plan`: says what would happen to which node, and asks the server for three lists and nothing else; the same
+/// text says what is wrong.
+async fn plan_writes_nothing(b: &Bed) -> Result<()> {
+    b.pool("plan", 3).await?;
+    let operator = b.operator("one").await?;
+    // The nodes' agents have to be known; an OS object that is done sees to that.
+    b.cluster
+        .apply(&manifest(
+            "plan",
+            json!({"osversion": "Slipway 1", "checksum": OLD_DIGEST}),
+        ))
+        .await?;
+    b.wait("plan", "nothing to do", done).await?;
+    drop(operator);
+    let client = client(&b.cluster, &account().token, "planner")?;
+    let ask = |text: String| {
+        let (client, settings) = (client.clone(), os_proxy::operator::Settings::default());
+        async move { plan::plan(Some(client), &text, settings, jiff::Timestamp::now()).await }
+    };
+    let (text, valid) = ask(manifest("plan", json!({}))).await?;
+    ensure!(valid && text.contains("would be staged now: plan-"), "{text}");
+    for n in ["plan-0", "plan-1", "plan-2"] {
+        ensure!(text.contains(n), "{n} is missing: {text}");
+    }
+    let (text, valid) = ask(manifest("plan", json!({"maxunavailable": "101%", "wndows": []}))).await?;
+    ensure!(
+        !valid && text.contains("spec.maxunavailable") && text.contains("spec.wndows"),
+        "{text}"
+    );
+    let calls = b.cluster.audit()?.calls.into_iter();
+    let mut asked: Vec<String> = calls
+        .filter(|c| c.agent.starts_with("planner"))
+        .map(|c| format!("{} {}", c.verb, c.resource))
+        .collect();
+    asked.sort();
+    ensure!(
+        asked
+            == [
+                "list nodes",
+                "list nodes",
+                "list os",
+                "list os",
+                "list osinstances",
+                "list osinstances"
+            ],
+        "{asked:?}"
+    );
+    b.untouched("plan").await
+}
+
+/// A right of the proxy is missing: its Event and the OS object say so in the server's words; nothing storms, nothing is touched;
+/// once it is granted the roll-out goes on by itself.
+async fn missing_right_of_a_proxy(b: &Bed) -> Result<()> {
+    let role = b
+        .cluster
+        .kubectl(&["get", "clusterrole", "upgrade-proxy", "-o", "json"])
+        .await?;
+    let mut role: Value = serde_json::from_str(&role)?;
+    if let Some(rules) = role["rules"].as_array_mut() {
+        rules.retain(|r| r["resources"][0] != "pods");
+    }
+    let less = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "upgrade-proxy"}, "rules": role["rules"]});
+    b.cluster.apply(&less.to_string()).await?;
+    make_node(&b.admin, "less-0", "none", "Slipway 1").await?;
+    let label = json!({"metadata": {"labels": {LABEL_NODE_SELECTOR: "less"}}});
+    b.nodes()
+        .patch("less-0", &PatchParams::default(), &Patch::Merge(label))
+        .await?;
+    let (url, token) = (b.cluster.front.url(), proxy_account().token);
+    let proxy = Box::new(move || client_at(&url, &token, "os-proxy").unwrap());
+    let sim = Sim::start("less-0", b.cluster.dir(), b.admin.clone(), proxy).await?;
+    sim.start_proxy();
+    let _operator = b.operator("one").await?;
+    let change = json!({"imageurl": "http://images/2", "flagSafe": true, "checksum": Sim::digest("2"), "nodeselector": "less"});
+    b.cluster.apply(&manifest("less", change)).await?;
+    let message = b.wait_cond("less", "Degraded", true, "NodeRetrying").await?;
+    ensure!(
+        message.contains("less-0 (Forbidden: pods is forbidden") && message.contains("rbac.yaml"),
+        "{message}"
+    );
+    let from = jiff::Timestamp::now().to_string();
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let calls = b.cluster.audit()?.calls;
+    let by_proxy = |c: &&os_e2e::cluster::Call| c.user == proxy_account().name && c.at > from;
+    let refused = calls.iter().filter(by_proxy).filter(|c| c.code == 403).count();
+    ensure!(refused < 20, "{refused} refused requests in 15 s");
+    let writes = calls.iter().filter(by_proxy).filter(|c| c.is_write()).count();
+    ensure!(writes == 0, "{writes} writes in 15 s of the same trouble");
+    let told = b
+        .cluster
+        .kubectl(&[
+            "get",
+            "events",
+            "--field-selector",
+            "involvedObject.name=less-0,reason=Forbidden",
+            "-o",
+            "jsonpath={.items[*].reason}",
+        ])
+        .await?;
+    ensure!(told.trim() == "Forbidden", "Events of the node: {told:?}");
+    b.untouched("less").await?;
+    b.cluster.apply(&deployed("rbac.yaml")?).await?;
+    b.wait("less", "the end with all rights", done).await?;
+    let failure = b.instances().get("less-0").await?.status.and_then(|s| s.failure);
+    ensure!(failure.is_none() && sim.boots() == 1, "{failure:?}");
+    Ok(())
+}
+
 /// The shipped roles and the admission policy: a proxy's token, bound to its pod as kubelet mounts it, suffices for a whole
 /// upgrade, and touches nobody else's Node or OSInstance (R14, KF-S1).
 async fn only_ones_own(b: &Bed) -> Result<()> {
@@ -998,6 +1108,7 @@ async fn the_operator_and_bad_input() {
     }
     case!(bad_specs);
     case!(samples);
+    case!(plan_writes_nothing);
     case!(wrong_version);
     case!(versions_and_digests_that_do_not_match);
     case!(two_objects_one_node);
@@ -1007,6 +1118,7 @@ async fn the_operator_and_bad_input() {
     case!(deleted_in_the_middle);
     case!(killed_operators);
     case!(missing_right);
+    case!(missing_right_of_a_proxy);
     case!(foreign_definitions);
     case!(only_ones_own);
     let failed = cases.failures();

@@ -7,13 +7,22 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use jiff::tz::TimeZone;
 use kube::Client;
-use os_proxy::api::OS;
 use os_proxy::operator::{LeaseOptions, Options, Settings, plan, run};
 use os_proxy::{clock, crds, window};
 
+const HELP: &str = "\
+Environment: in a pod the service account is used, elsewhere KUBECONFIG or ~/.kube/config; RUST_LOG says how much is logged \
+(default info); TZ is the zone of timewindow where --timewindow-zone is not given.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, or a plan of a valid manifest; 1 could not begin (no cluster, address in use, file \
+not readable or no OS manifest), said on standard error; 2 wrong arguments; 3 plan: the manifest is not valid.
+
+Pages: /metrics, /healthz, /readyz (503 with the reason while a right is missing or the definitions are not ours).
+See docs/rollout.md.";
+
 /// Decides which nodes may be taken down for an update of their system, and when to stop.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(version, about, after_help = HELP)]
 struct Args {
     /// Print the CustomResourceDefinitions as YAML and exit.
     #[arg(long)]
@@ -124,26 +133,10 @@ async fn client() -> anyhow::Result<Client> {
 
 async fn show_plan(file: &PathBuf, offline: bool, settings: Settings) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let os: OS =
-        serde_saphyr::from_str(&text).with_context(|| format!("{} is not an OS manifest", file.display()))?;
-    let now = clock::now();
-    let mut fleet = if offline {
-        os_proxy::operator::Fleet {
-            now,
-            nodes: Default::default(),
-            oses: Vec::new(),
-            instances: Default::default(),
-            fresh: true,
-            trouble: None,
-            settings,
-        }
-    } else {
-        plan::read(client().await?, settings, now)
-            .await
-            .context("reading nodes, os and osinstances")?
-    };
-    plan::apply(&mut fleet, os.clone());
-    let (text, valid) = plan::describe(&fleet, &os);
+    let client = if offline { None } else { Some(client().await?) };
+    let (text, valid) = plan::plan(client, &text, settings, clock::now())
+        .await
+        .with_context(|| file.display().to_string())?;
     print!("{text}");
     Ok(if valid {
         ExitCode::SUCCESS

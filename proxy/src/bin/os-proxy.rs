@@ -8,9 +8,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+const HELP: &str = "\
+Environment: in a pod the service account is used, elsewhere KUBECONFIG or ~/.kube/config; RUST_LOG says how much is logged \
+(default info).
+
+Exit codes: 0 stopped by SIGTERM or SIGINT (what is under way goes on at the next start); 1 could not begin (no cluster, address \
+in use), said on standard error; 2 wrong arguments. An agent or a server that does not answer is waited for.
+
+Pages: /metrics, /healthz, /readyz. See docs/rollout.md.";
+
 /// Takes its own node through updates that os-operator grants.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version, about, after_help = HELP)]
 struct Args {
     /// Name of this node, from the downward API.
     #[arg(long, env = "NODE_NAME")]

@@ -10,6 +10,91 @@ use crate::api::{INSTANCE_NAMESPACE, OS, OSInstance};
 use super::check::{Wish, check};
 use super::decide::{InstanceWrite, decide, source_words};
 use super::facts::{Fleet, NodeFacts, Settings};
+use crate::crds;
+
+/// Why a file cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No YAML at all.
+    #[error("not YAML: {0}")]
+    Yaml(String),
+    /// YAML of something else.
+    #[error("expected one manifest of apiVersion {api}, kind OS; found {0}", api = crds::API_VERSION)]
+    NotAnOs(String),
+    /// A value of the wrong type.
+    #[error("not an OS manifest: {0}")]
+    Shape(String),
+    /// The cluster did not answer.
+    #[error("reading nodes, os and osinstances")]
+    Kube(#[from] kube::Error),
+}
+
+/// A manifest as it stands in a file.
+#[derive(Debug)]
+pub struct Manifest {
+    /// The object.
+    pub os: OS,
+    /// Fields that the definition does not have: kubectl refuses them, and an older one drops them silently.
+    pub unknown: Vec<String>,
+}
+
+/// Reads a manifest.
+///
+/// # Errors
+/// It is not one OS manifest.
+pub fn parse(text: &str) -> Result<Manifest, Error> {
+    let documents: Vec<serde_json::Value> =
+        serde_saphyr::from_multiple(text).map_err(|e| Error::Yaml(e.to_string()))?;
+    let mut documents: Vec<_> = documents.into_iter().filter(|d| !d.is_null()).collect();
+    let one = match (documents.pop(), documents.len()) {
+        (Some(d), 0) => d,
+        (None, _) => return Err(Error::NotAnOs("an empty file".into())),
+        (Some(_), n) => return Err(Error::NotAnOs(format!("{} documents", n + 1))),
+    };
+    let word = |key: &str| one.get(key).and_then(|v| v.as_str()).unwrap_or("none").to_owned();
+    let (version, kind) = (word("apiVersion"), word("kind"));
+    if version != crds::API_VERSION || kind != "OS" {
+        return Err(Error::NotAnOs(format!("apiVersion {version}, kind {kind}")));
+    }
+    let unknown = crds::unknown_fields(&one);
+    // Read as YAML once more: its messages name line and column.
+    let os = serde_saphyr::from_str(text).map_err(|e| Error::Shape(e.to_string()))?;
+    Ok(Manifest { os, unknown })
+}
+
+/// The whole of `os-operator plan -f`: the text, and whether the manifest is valid. Without a client it looks at the manifest
+/// alone.
+///
+/// # Errors
+/// The text is no OS manifest, or the cluster does not answer.
+pub async fn plan(
+    client: Option<Client>,
+    text: &str,
+    settings: Settings,
+    now: Timestamp,
+) -> Result<(String, bool), Error> {
+    let Manifest { os, unknown } = parse(text)?;
+    let mut fleet = match client {
+        Some(c) => read(c, settings, now).await?,
+        None => Fleet {
+            now,
+            nodes: Default::default(),
+            oses: Vec::new(),
+            instances: Default::default(),
+            fresh: true,
+            trouble: None,
+            settings,
+        },
+    };
+    apply(&mut fleet, os.clone());
+    let (mut said, valid) = describe(&fleet, &os);
+    for field in &unknown {
+        said.push_str(&format!(
+            "  wrong: {field}: there is no such field (kubectl explain os.spec lists them)\n"
+        ));
+    }
+    Ok((said, valid && unknown.is_empty()))
+}
 
 /// Reads the cluster; three lists, no write.
 pub async fn read(client: Client, settings: Settings, now: Timestamp) -> kube::Result<Fleet> {
@@ -143,4 +228,75 @@ fn valid(fleet: &Fleet, os: &OS, wish: &Wish, namespace: &str) -> String {
             .to_owned());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(name: &str) -> String {
+        let path = format!("{}/samples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    async fn offline(text: &str) -> Result<(String, bool), Error> {
+        plan(None, text, Settings::default(), Timestamp::UNIX_EPOCH).await
+    }
+
+    #[tokio::test]
+    async fn a_manifest_is_described_without_a_cluster() {
+        let (text, valid) = offline(&sample("ten-keys")).await.unwrap();
+        assert!(valid, "{text}");
+        assert!(
+            text.contains("OS default/os-sample: upgrade to \"KubeOS 7.3\"")
+                && text.contains("reg.lab.example/os/blue:7.3"),
+            "{text}"
+        );
+    }
+
+    /// A typing error is no default that goes unnoticed.
+    #[tokio::test]
+    async fn fields_that_do_not_exist_are_wrong() {
+        let text = format!(
+            "{}\n  maxunavailble: 3\n  drain: {{timout: 5m}}\n  windows: [{{start: '10:00', end: '11:00', day: [Mon]}}]\n",
+            sample("ten-keys").trim_end()
+        );
+        let (said, valid) = offline(&text).await.unwrap();
+        assert!(!valid);
+        for field in [
+            "spec.maxunavailble:",
+            "spec.drain.timout:",
+            "spec.windows[0].day:",
+        ] {
+            assert!(said.contains(&format!("wrong: {field}")), "{field}: {said}");
+        }
+        // Every sample knows only fields that exist: what stands in values of settings is free.
+        for entry in std::fs::read_dir(format!("{}/samples", env!("CARGO_MANIFEST_DIR"))).unwrap() {
+            let path = entry.unwrap().path();
+            let m = parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            assert!(m.unknown.is_empty(), "{}: {:?}", path.display(), m.unknown);
+        }
+    }
+
+    #[tokio::test]
+    async fn files_that_are_something_else_are_refused_by_name() {
+        let two = format!("{}\n---\n{}", sample("ten-keys"), sample("rollback"));
+        for (text, hint) in [
+            ("", "an empty file"),
+            ("a: [", "not YAML"),
+            (
+                "{apiVersion: apps/v1, kind: Deployment, spec: {}}",
+                "apiVersion apps/v1, kind Deployment",
+            ),
+            ("just words", "apiVersion none, kind none"),
+            (two.as_str(), "2 documents"),
+            (
+                "{apiVersion: upgrade.openeuler.org/v1alpha1, kind: OS, spec: {maxunavailable: [1]}}",
+                "not an OS manifest",
+            ),
+        ] {
+            let e = offline(text).await.unwrap_err().to_string();
+            assert!(e.contains(hint), "{text:?}: {e}");
+        }
+    }
 }
