@@ -138,6 +138,19 @@ pub struct AgentReport {
     pub healthy: bool,
 }
 
+impl OsInstanceStatus {
+    /// Forgets what lies in the slot that does not run, unless that is `digest`.
+    pub(crate) fn forget_other_slot(&mut self, digest: &str) {
+        let Some(a) = &mut self.agent else { return };
+        if digest.is_empty() || a.previous_digest != digest {
+            a.previous_digest.clear();
+            a.previous_version.clear();
+            a.staged_digest.clear();
+            a.staged_digests.clear();
+        }
+    }
+}
+
 impl AgentReport {
     /// Whether the running system is known by `digest`.
     pub fn runs(&self, digest: &str) -> bool {

@@ -256,6 +256,10 @@ pub fn says_more(old: &OsInstanceStatus, new: &OsInstanceStatus) -> bool {
         if s.drain.as_ref().is_some_and(|d| d.blocked_by.is_empty()) {
             s.drain = None;
         }
+        if s.phase == Phase::Staging {
+            // The slot is being overwritten, which was said when that began; what is in it then comes with the next phase.
+            s.forget_other_slot("");
+        }
         if let Some(a) = &mut s.agent {
             a.healthy = true;
             a.tries_left = None;

@@ -24,6 +24,8 @@ pub(super) fn attempt(mut d: Draft<'_>, order: &OsInstanceSpec, abort: bool) -> 
         return rest::rest(d, "Done");
     }
     let Some(node) = &f.node else {
+        // After a start the Node comes a moment later than the agent's word; the phase that then follows says both at once.
+        d.report = f.report.clone();
         d.look();
         return d.because("NoNode");
     };

@@ -2,7 +2,7 @@
 //! known that the node could be drained: writing destroys the way back.
 
 use super::{Action, Decision, Draft, after, age, rest};
-use crate::api::{OsInstanceSpec, Phase, Time};
+use crate::api::{GrantKind, OsInstanceSpec, Phase, Time};
 use crate::drain::Blocked;
 use crate::proxy::facts::{Fail, Work};
 use jiff::Timestamp;
@@ -127,6 +127,9 @@ pub(super) fn stage(mut d: Draft<'_>, order: &OsInstanceSpec) -> Decision {
         Work::Idle => {
             d.phase(Phase::Staging);
             d.report.next_retry = None;
+            if target.kind != GrantKind::Rollback {
+                d.report.forget_other_slot(digest);
+            }
             let tries = d.report.failure.as_ref().map_or(0, |x| x.count);
             let op_id = format!("{}.stage.{tries}", order.opid.as_deref().unwrap_or("none"));
             let force = order.forgive.iter().any(|x| x == digest);

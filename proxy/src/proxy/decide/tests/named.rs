@@ -679,3 +679,49 @@ fn a_missing_right_is_told_once_and_taken_back() {
         assert!(taken_back, "{phase:?}: {:?}", d.actions);
     }
 }
+
+/// Staging overwrites what lies in the other slot: said with the phase, not by a write of its own when the agent says it too. The
+/// source of a rollback stays named.
+#[test]
+fn staging_says_at_once_that_the_way_back_is_gone() {
+    for rollback in [false, true] {
+        let mut w = World::plain();
+        w.agent.report.previous_digest = "cc".into();
+        w.agent.report.previous_version = "Slipway 0".into();
+        if rollback {
+            w.order.target.as_mut().unwrap().kind = crate::api::GrantKind::Rollback;
+        }
+        let mut f = w.facts();
+        f.report.agent = Some(w.agent.report.clone());
+        f.preflight = Work::Ended(Preflight::default());
+        let d = decide(&f);
+        let Action::Report(r) = &d.actions[0] else {
+            panic!("{:?}", d.actions)
+        };
+        assert_eq!(r.phase, Phase::Staging);
+        let said = r.agent.as_ref().unwrap();
+        assert_eq!(said.previous_digest.is_empty(), !rollback);
+        assert_eq!(said.previous_version.is_empty(), !rollback);
+        f.report = (**r).clone();
+        f.stage = Work::Running;
+        assert!(
+            decide(&f).actions.is_empty(),
+            "the agent still says the old thing"
+        );
+        f.agent.as_mut().unwrap().report.previous_digest.clear();
+        f.agent.as_mut().unwrap().report.previous_version.clear();
+        assert!(decide(&f).actions.is_empty(), "the agent says it too");
+    }
+}
+
+/// After the boot the agent answers before the Node is read: nothing is written for that alone.
+#[test]
+fn the_first_word_after_the_boot_waits_for_the_node() {
+    let mut w = World::plain();
+    until(&mut w, Phase::Rebooting);
+    let mut f = w.facts();
+    f.agent.as_mut().unwrap().report.boot_id = "another".into();
+    f.node = None;
+    let d = decide(&f);
+    assert!(d.actions.is_empty() && d.wake.is_some(), "{:?}", d.actions);
+}
