@@ -106,6 +106,19 @@ impl World {
         }
     }
 
+    /// Renders the templates below `from` into the bundle `out`.
+    fn render(&self, from: &Utf8Path, context: &Utf8Path, out: &Utf8Path) -> Ran {
+        let args = [
+            "render",
+            from.as_str(),
+            "--context",
+            context.as_str(),
+            "--out",
+            out.as_str(),
+        ];
+        self.run(&args)
+    }
+
     fn spawn(&self, args: &[&str]) -> Child {
         self.command(args)
             .stdout(Stdio::null())
@@ -620,14 +633,7 @@ fn templates_are_rendered_into_a_bundle_and_explained() {
     let (tpl, c1, c2) = (w.path("tpl"), w.path("context.yaml"), w.path("context2.yaml"));
     let (b1, b2) = (w.path("b1"), w.path("b2"));
     for (c, b) in [(&c1, &b1), (&c2, &b2)] {
-        let r = w.run(&[
-            "render",
-            tpl.as_str(),
-            "--context",
-            c.as_str(),
-            "--out",
-            b.as_str(),
-        ]);
+        let r = w.render(&tpl, c, b);
         assert_eq!(r.exit, 0, "{}", r.stderr);
     }
     assert_eq!(w.run(&["run", b1.as_str()]).exit, 0);
@@ -649,14 +655,7 @@ fn templates_are_rendered_into_a_bundle_and_explained() {
     for (text, exit) in [("a={{ .nosuch.key }}\n", 4), ("a='{{ .nosuch.key }}'\n", 0)] {
         w.put("tpl/005_b.sh.tpl", text);
         let out = w.path(&format!("warned-{exit}"));
-        let r = w.run(&[
-            "render",
-            tpl.as_str(),
-            "--context",
-            c1.as_str(),
-            "--out",
-            out.as_str(),
-        ]);
+        let r = w.render(&tpl, &c1, &out);
         let said =
             "005_b.sh.tpl:1: .nosuch.key is missing in the context, or null, and became \"<no value>\"";
         assert_eq!(r.exit, exit, "{}", r.stderr);
@@ -666,14 +665,7 @@ fn templates_are_rendered_into_a_bundle_and_explained() {
     std::fs::remove_file(w.path("tpl/005_b.sh.tpl")).unwrap();
     w.put("broken.yaml", "name: one\nlist: [a\nb: 1\n");
     let broken = w.path("broken.yaml");
-    let r = w.run(&[
-        "render",
-        tpl.as_str(),
-        "--context",
-        broken.as_str(),
-        "--out",
-        w.path("b4").as_str(),
-    ]);
+    let r = w.render(&tpl, &broken, &w.path("b4"));
     assert!(
         r.exit == 2 && r.stderr.contains(&format!("{broken}:3:2: not YAML: expected ")),
         "{}",
@@ -682,14 +674,7 @@ fn templates_are_rendered_into_a_bundle_and_explained() {
     // One bad template: nothing is written, unless the step is kept from an older bundle.
     w.put("tpl/010_user.sh.tpl", "echo {{ nosuch }}\n");
     let b3 = w.path("b3");
-    let r = w.run(&[
-        "render",
-        tpl.as_str(),
-        "--context",
-        c1.as_str(),
-        "--out",
-        b3.as_str(),
-    ]);
+    let r = w.render(&tpl, &c1, &b3);
     assert!(
         r.exit == 4 && r.stderr.contains("010_user.sh.tpl:1: function \"nosuch\""),
         "{}",
@@ -699,14 +684,7 @@ fn templates_are_rendered_into_a_bundle_and_explained() {
     let r = w.run(&["render", tpl.as_str(), "--lint"]);
     assert_eq!(r.exit, 4);
     w.put("list.yaml", "- a\n");
-    let r = w.run(&[
-        "render",
-        tpl.as_str(),
-        "--context",
-        w.path("list.yaml").as_str(),
-        "--out",
-        b3.as_str(),
-    ]);
+    let r = w.render(&tpl, &w.path("list.yaml"), &b3);
     assert!(
         r.exit == 2 && r.stderr.contains("expected an object, found a list"),
         "{}",

@@ -182,6 +182,17 @@ impl<'a> Story<'a> {
         }
     }
 
+    /// The attempt of the grant `op` was given up before the boot, and nothing is left of it; its report.
+    async fn given_up(&self, op: &str) -> Result<OsInstanceStatus> {
+        let r = self.result(op).await?;
+        let outcome = r.last_result.as_ref().map(|x| x.outcome);
+        ensure!(outcome == Some(Outcome::Aborted), "{op}: {r:#?}");
+        ensure!(self.sim.boots() == 0, "{op}: {} boots", self.sim.boots());
+        let cordon = self.cordon().await?;
+        ensure!(cordon == (false, None), "{op}: {cordon:?}");
+        Ok(r)
+    }
+
     /// Cordoned, by whom.
     async fn cordon(&self) -> Result<(bool, Option<String>)> {
         let n = self.nodes().get(&self.node).await?;
@@ -342,16 +353,9 @@ async fn blocked(b: &Bench) -> Result<()> {
             && by.reason == "PDBAtLimit",
         "{by:?}"
     );
-    let r = s.result("blocked-1").await?;
-    let x = r.last_result.clone().context("result")?;
-    ensure!(
-        x.outcome == Outcome::Aborted && x.reason == "DrainTimeout",
-        "{x:?}"
-    );
-    ensure!(
-        r.next_retry.is_some() && s.sim.boots() == 0 && s.cordon().await? == (false, None),
-        "{r:#?}"
-    );
+    let r = s.given_up("blocked-1").await?;
+    let why = r.last_result.as_ref().map(|x| x.reason.as_str());
+    ensure!(why == Some("DrainTimeout") && r.next_retry.is_some(), "{r:#?}");
     let events = b
         .cluster
         .kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"])
@@ -377,16 +381,9 @@ async fn no_boot_after_errors(b: &Bench) -> Result<()> {
             .rule(Rule::on(verb, resource, Action::error(500)).by("upgrade-proxy"));
         let op = format!("errors-{i}");
         s.grant("2", &op, 8).await?;
-        let r = s.result(&op).await?;
+        let r = s.given_up(&op).await;
         b.cluster.front.unrule(n);
-        ensure!(
-            r.last_result
-                .as_ref()
-                .is_some_and(|x| x.outcome == Outcome::Aborted),
-            "{verb} {resource}: {r:#?}"
-        );
-        ensure!(s.sim.boots() == 0, "{verb} {resource}");
-        ensure!(s.cordon().await? == (false, None), "{verb} {resource}");
+        r.with_context(|| format!("{verb} {resource}"))?;
     }
     Ok(())
 }
@@ -434,19 +431,9 @@ async fn withdrawn_at_the_last_moment(b: &Bench) -> Result<()> {
     b.cluster.front.record(false);
     s.order(json!({"desired": format!("{:?}", Desired::Abort)}))
         .await?;
-    let r = s.result("late-1").await?;
+    let r = s.given_up("late-1").await;
     b.cluster.front.unrule(n);
-    ensure!(
-        r.last_result
-            .as_ref()
-            .is_some_and(|x| x.outcome == Outcome::Aborted),
-        "{r:#?}"
-    );
-    ensure!(
-        s.sim.boots() == 0 && s.cordon().await? == (false, None),
-        "{} boots",
-        s.sim.boots()
-    );
+    r?;
     let audit = b.cluster.audit()?;
     let said = audit
         .of(&b.ours.name)
@@ -598,14 +585,7 @@ async fn withdrawn(b: &Bench) -> Result<()> {
     s.wait_phase(Phase::Draining).await?;
     s.order(json!({"desired": format!("{:?}", Desired::Abort)}))
         .await?;
-    let r = s.result("withdrawn-1").await?;
-    ensure!(
-        r.last_result
-            .as_ref()
-            .is_some_and(|x| x.outcome == Outcome::Aborted),
-        "{r:#?}"
-    );
-    ensure!(s.sim.boots() == 0 && s.cordon().await? == (false, None));
+    s.given_up("withdrawn-1").await?;
     Ok(())
 }
 

@@ -81,12 +81,14 @@ async fn end_pods(client: &Client) -> Result<()> {
     let list = api.list(&ListParams::default()).await?;
     let version = list.metadata.resource_version.clone().unwrap_or_default();
     for p in &list.items {
-        end_pod(client, p).await;
+        end_pod(client, p).await?;
     }
-    let mut events = api.watch(&WatchParams::default(), &version).await?.boxed();
-    while let Some(e) = events.try_next().await? {
+    let watch = WatchParams::default().timeout(WATCH.as_secs() as u32);
+    let mut events = api.watch(&watch, &version).await?.boxed();
+    // A connection that fell silent tells nothing: what the server was asked for is over by then.
+    while let Some(e) = tokio::time::timeout(WATCH + SILENCE, events.try_next()).await?? {
         match e {
-            WatchEvent::Added(p) | WatchEvent::Modified(p) => end_pod(client, &p).await,
+            WatchEvent::Added(p) | WatchEvent::Modified(p) => end_pod(client, &p).await?,
             WatchEvent::Error(_) => break,
             _ => {}
         }
@@ -94,12 +96,18 @@ async fn end_pods(client: &Client) -> Result<()> {
     Ok(())
 }
 
-async fn end_pod(client: &Client, p: &Pod) {
+/// How long a kubelet here watches before it lists again.
+const WATCH: Duration = Duration::from_secs(10);
+/// How much longer it waits for an answer.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// An error means that the caller must look again: nobody else ends this pod.
+async fn end_pod(client: &Client, p: &Pod) -> Result<()> {
     if p.metadata.deletion_timestamp.is_none()
         || p.annotations().contains_key(HANGS)
         || !p.finalizers().is_empty()
     {
-        return;
+        return Ok(());
     }
     let api: Api<Pod> = Api::namespaced(client.clone(), &p.namespace().unwrap_or_default());
     let params = DeleteParams {
@@ -110,7 +118,12 @@ async fn end_pod(client: &Client, p: &Pod) {
         }),
         ..DeleteParams::default()
     };
-    let _ = api.delete(&p.name_any(), &params).await;
+    match tokio::time::timeout(SILENCE, api.delete(&p.name_any(), &params)).await? {
+        Ok(_) => Ok(()),
+        // Gone, or another one of the same name.
+        Err(kube::Error::Api(e)) if matches!(e.code, 404 | 409) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// A Node as its kubelet would register it: Ready, in boot `boot`, running `os`.
