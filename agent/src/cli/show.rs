@@ -185,6 +185,9 @@ pub(crate) fn status(s: &v1::StatusReply) -> String {
             d.count
         );
     }
+    for p in &s.pending_settings {
+        let _ = writeln!(t, "written, not yet in effect: {p}");
+    }
     if s.reboot_required {
         let _ = writeln!(t, "reboot required: {}", s.reboot_reason);
     }

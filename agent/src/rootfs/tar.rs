@@ -381,6 +381,12 @@ impl Extra {
                             .ok_or_else(malformed)?,
                     );
                 }
+                b"SCHILY.acl.access" | b"SCHILY.acl.default" => {
+                    return Err(bad(
+                        "a member with an access control list (as tar --acls writes it), which cannot be kept: \
+                         remove it (setfacl -b) or make the archive without --acls",
+                    ));
+                }
                 k if k.starts_with(b"GNU.sparse.") => {
                     return Err(bad("a sparse archive, which is not supported"));
                 }

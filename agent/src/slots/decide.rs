@@ -19,7 +19,7 @@ pub fn discover(facts: &Facts) -> Result<Layout> {
     let (disk, number) = root_partition(facts, root)?;
     let entries = gpt_entries(disk)?;
     let (parts, warnings) = roles(disk, entries)?;
-    unique(facts, disk, &parts)?;
+    unique(&facts.disks, disk, &parts)?;
     let slot = Slot::ALL
         .into_iter()
         .find(|s| s.role().number() == number)
@@ -49,6 +49,8 @@ pub fn discover(facts: &Facts) -> Result<Layout> {
 /// `DiskUnsupported`, `SlotAmbiguous`.
 pub fn offline(disk: &DiskFact, running: Slot) -> Result<Layout> {
     let (parts, warnings) = roles(disk, gpt_entries(disk)?)?;
+    // Where the disk will run, the kernel finds / by PARTUUID: two equal ones would be a matter of chance.
+    unique(std::slice::from_ref(disk), disk, &parts)?;
     Ok(Layout {
         running,
         disk: disk.node.clone(),
@@ -251,9 +253,9 @@ fn overlap(disk: &DiskFact, entries: &[Entry]) -> Result<()> {
 }
 
 /// Refuses PARTUUIDs that exist a second time: a copy of the disk is attached.
-fn unique(facts: &Facts, own: &DiskFact, parts: &[Part]) -> Result<()> {
+fn unique(disks: &[DiskFact], own: &DiskFact, parts: &[Part]) -> Result<()> {
     for part in parts {
-        for disk in &facts.disks {
+        for disk in disks {
             let TableFact::Gpt { entries, .. } = &disk.table else {
                 continue;
             };

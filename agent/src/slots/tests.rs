@@ -322,6 +322,16 @@ fn a_damaged_backup_table_is_a_warning_that_says_how_to_mend_it() {
 }
 
 #[test]
+fn offline_too_a_partuuid_names_one_partition() {
+    let mut d = sda();
+    let e = entries(&mut d);
+    e[2].part_uuid = e[1].part_uuid;
+    let e = offline(&d, Slot::A).unwrap_err();
+    assert_eq!(e.code, Code::SlotAmbiguous);
+    assert!(e.message.contains("and also partition"), "{}", e.message);
+}
+
+#[test]
 fn offline_regions_lie_in_the_image() {
     let mut d = sda();
     d.node = "/tmp/system.img".into();

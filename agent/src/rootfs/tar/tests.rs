@@ -142,6 +142,17 @@ fn members_of_every_kind() {
 }
 
 #[test]
+fn access_control_lists_are_refused_and_not_lost() {
+    for key in ["SCHILY.acl.access", "SCHILY.acl.default"] {
+        let mut m = Maker::default();
+        m.pax(&[(key, b"user::rw-,user:1000:r--,group::r--,mask::r--,other::---")])
+            .file("etc/secret", b"x");
+        let e = all(&m.end()).unwrap_err();
+        assert!(e.to_string().contains("access control list"), "{key}: {e}");
+    }
+}
+
+#[test]
 fn extended_headers_and_long_names_win() {
     let long = format!("{}/x", "d".repeat(200));
     let mut m = Maker::default();
