@@ -35,6 +35,7 @@ pub fn start_logging() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(false)
         .with_target(false)
         .init();
 }
